@@ -1,0 +1,145 @@
+"""A binary heap whose entries can be removed from the middle in O(log n)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Generic, TypeVar
+
+__all__ = ["Handle", "JobHeap"]
+
+T = TypeVar("T")
+
+
+class Handle(Generic[T]):
+    """A queued item's place in its heap; pass it to `JobHeap.remove`."""
+
+    __slots__ = ("index", "item", "key", "seq")
+
+    def __init__(self, key: float, seq: int, item: T) -> None:
+        self.key = key
+        self.seq = seq
+        self.item = item
+        self.index = -1
+
+    @property
+    def queued(self) -> bool:
+        """Whether the item is still in the heap."""
+        return self.index >= 0
+
+    def __lt__(self, other: Handle[T]) -> bool:
+        return self.key < other.key or (self.key == other.key and self.seq < other.seq)
+
+
+class JobHeap(Generic[T]):
+    """Items in ascending key order; equal keys keep the order in which they were pushed.
+
+    `push`, `pop` and `remove` are O(log n), `peek` and `len` are O(1); `first` walks the k smallest in
+    O(k log k) and leaves the heap as it was.
+    """
+
+    __slots__ = ("_entries", "_seq")
+
+    def __init__(self) -> None:
+        self._entries: list[Handle[T]] = []
+        self._seq = 0
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def __bool__(self) -> bool:
+        return bool(self._entries)
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate in heap order, which is not sorted; for a sorted walk use `first`."""
+        return (entry.item for entry in self._entries)
+
+    def push(self, key: float, item: T) -> Handle[T]:
+        """Queue `item` under `key` and return its handle."""
+        handle = Handle(key, self._seq, item)
+        self._seq += 1
+        self._place(handle)
+        return handle
+
+    def restore(self, handle: Handle[T]) -> None:
+        """Put a popped or removed handle back where its key and sequence number say."""
+        if handle.queued:
+            raise ValueError("the handle is still queued")
+        self._place(handle)
+
+    def peek(self) -> T:
+        """Return the smallest item without removing it. Raises IndexError when empty."""
+        return self._entries[0].item
+
+    def pop(self) -> T:
+        """Remove and return the smallest item. Raises IndexError when empty."""
+        handle = self._entries[0]
+        self.remove(handle)
+        return handle.item
+
+    def remove(self, handle: Handle[T]) -> bool:
+        """Remove `handle` wherever it is. Returns False when it had left before: removing is idempotent."""
+        index = handle.index
+        if index < 0:
+            return False
+        handle.index = -1
+        last = self._entries.pop()
+        if last is not handle:
+            self._entries[index] = last
+            last.index = index
+            self._up(index)
+            self._down(last.index)
+        return True
+
+    def first(self, limit: int | None = None) -> Iterator[Handle[T]]:
+        """Walk handles in ascending order, at most `limit` of them. The heap must not change meanwhile."""
+        if not self._entries:
+            return
+        entries = self._entries
+        frontier: list[tuple[Handle[T], int]] = [(entries[0], 0)]
+        left = len(entries) if limit is None else min(limit, len(entries))
+        while frontier and left > 0:
+            handle, index = heappop(frontier)
+            yield handle
+            left -= 1
+            for child in (2 * index + 1, 2 * index + 2):
+                if child < len(entries):
+                    heappush(frontier, (entries[child], child))
+
+    def _place(self, handle: Handle[T]) -> None:
+        handle.index = len(self._entries)
+        self._entries.append(handle)
+        self._up(handle.index)
+
+    def _up(self, index: int) -> None:
+        entries = self._entries
+        handle = entries[index]
+        while index > 0:
+            parent = (index - 1) >> 1
+            above = entries[parent]
+            if not handle < above:
+                break
+            entries[index] = above
+            above.index = index
+            index = parent
+        entries[index] = handle
+        handle.index = index
+
+    def _down(self, index: int) -> None:
+        entries = self._entries
+        size = len(entries)
+        handle = entries[index]
+        while True:
+            child = 2 * index + 1
+            if child >= size:
+                break
+            if child + 1 < size and entries[child + 1] < entries[child]:
+                child += 1
+            below = entries[child]
+            if not below < handle:
+                break
+            entries[index] = below
+            below.index = index
+            index = child
+        entries[index] = handle
+        handle.index = index

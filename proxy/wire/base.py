@@ -1,0 +1,159 @@
+"""What every wire format answers about a request, an answer and an error."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+__all__ = ["BadRequest", "Call", "Head", "MergeMismatch", "Reply", "Route", "Tap", "Usage", "WireFormat"]
+
+
+class BadRequest(Exception):
+    """The request is malformed in its own protocol's terms; answered with 400 at once."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code
+
+
+class MergeMismatch(Exception):
+    """An answer to a merged call does not map one to one onto its items. Never guess: send singly."""
+
+
+class Head(NamedTuple):
+    """The request line and headers as they came in."""
+
+    method: str
+    path: str
+    """Decoded path without the query."""
+    target: str
+    """Raw path and query, exactly as the client sent them."""
+    headers: Sequence[tuple[bytes, bytes]]
+    """In order, duplicates kept, names as sent."""
+
+    def get(self, name: bytes) -> str | None:
+        """Return the first header called `name` (lower case), decoded as latin-1."""
+        for key, value in self.headers:
+            if len(key) == len(name) and key.lower() == name:
+                return value.decode("latin-1")
+        return None
+
+
+class Route(NamedTuple):
+    """One operation of a protocol."""
+
+    name: str
+    """A bounded label for metrics, e.g. `chat.completions`."""
+    inspect: bool = True
+    """Whether the body is read and parsed; otherwise it is relayed as it comes."""
+    queued: bool = True
+    """Whether it is accelerator work that waits its turn; listings and health checks do not."""
+
+
+@dataclass(slots=True)
+class Call:
+    """What a wire format understood of one request."""
+
+    route: Route
+    body: bytes
+    """Exactly what the client sent; forwarded as it is unless something had to be merged."""
+    model: str = ""
+    stream: bool = False
+    items: int = 1
+    """Units that count against max_batch_size (inputs of an embeddings call; 1 for a chat)."""
+    prompt_tokens: int = 0
+    """Estimate over all items."""
+    max_tokens: int | None = None
+    """The caller's bound on output tokens; None when absent or meaningless."""
+    compat_key: Hashable | None = None
+    """Calls with equal keys may share one upstream call; None means never."""
+    payload: Any = None
+    """The wire format's own parsed form."""
+    text: str = ""
+    """Prompt text for the length predictor (bounded); empty when there is none."""
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+class Reply(NamedTuple):
+    """One client's whole answer, split off a merged one."""
+
+    status: int
+    body: bytes
+    content_type: str = "application/json"
+
+
+class Usage(NamedTuple):
+    """Token counts read from an answer; None where the answer does not say."""
+
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    finish_reason: str | None = None
+
+
+class Tap:
+    """Reads usage from an answer as it passes by. Never alters it; keeps a bounded tail.
+
+    `feed` sees every body piece in any split; the result must not depend on the split.
+    """
+
+    tokens_seen: int = 0
+    """Output tokens or token-bearing events so far; for live counts while a stream runs."""
+
+    def feed(self, data: bytes) -> None:
+        """Look at the next piece of the body."""
+
+    def at_boundary(self) -> bool:
+        """Whether what has passed so far ends between two events, so that a comment may be put in."""
+        return True
+
+    def finished(self) -> bool:
+        """Whether the protocol's own terminal marker has passed, where there is one."""
+        return False
+
+    def usage(self) -> Usage:
+        """Return what is known now."""
+        return Usage()
+
+
+class WireFormat:
+    """One protocol. Stateless; one instance serves all pools.
+
+    The base class is the passthrough format: it claims nothing, merges nothing and answers in plain JSON.
+    """
+
+    name: ClassVar[str] = "passthrough"
+
+    def match(self, method: str, path: str) -> Route | None:
+        """Return the operation that `method path` is in this protocol, or None."""
+        return None
+
+    def parse(self, route: Route, head: Head, body: bytes) -> Call:
+        """Read one request. Raises BadRequest."""
+        return Call(route=route, body=body)
+
+    def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
+        """Return an error answer in the protocol's own shape. `kind` is a short machine-readable reason."""
+        raise NotImplementedError
+
+    def stream_error(self, kind: str, message: str) -> bytes:
+        """Return the frame that tells a reader of a half-sent stream that it broke; b"" where there is none."""
+        return b""
+
+    def keepalive(self) -> bytes:
+        """Return a frame that readers ignore, to keep idle connections open; b"" where there is none."""
+        return b""
+
+    def tap(self, call: Call, content_type: str) -> Tap:
+        """Return a reader for the answer to `call`."""
+        return Tap()
+
+    def merge(self, calls: Sequence[Call]) -> bytes:
+        """Return one upstream body for calls of one compat_key, items in order."""
+        raise NotImplementedError
+
+    def split(self, calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
+        """Split the answer to `merge(calls)` into one reply per call. Raises MergeMismatch."""
+        raise NotImplementedError
