@@ -1,0 +1,31 @@
+"""The two answers the proxy asks for on the request path."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["ADMITTED", "Choice", "Verdict"]
+
+
+class Verdict(NamedTuple):
+    """Whether a newcomer may queue."""
+
+    admitted: bool
+    reason: str
+    """`ok`, `idle`, `probe`, `no_slo`, `no_model`; or why not: `slo_infeasible`."""
+    predicted_s: float | None
+    """Predicted seconds from now to the end of the promise in question; None when nothing is known."""
+    retry_after_s: float
+    """For a refusal: when trying again is expected to help. 0 when admitted."""
+
+
+ADMITTED = Verdict(True, "ok", None, 0.0)
+
+
+class Choice(NamedTuple):
+    """What to do with the ordered head of the queue at a dispatch opportunity."""
+
+    take: int
+    """How many of the candidates that are not shed to send now, from the head."""
+    shed: tuple[int, ...]
+    """Indices of candidates that can no longer make their deadline."""
