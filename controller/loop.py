@@ -33,7 +33,7 @@ class PoolController:
         slo: SLO,
         setpoints: Setpoints,
         bounds: Bounds,
-        law: str = "fixed",
+        law: str = "aimd",
         law_options: Mapping[str, Any] | None = None,
         mode: Literal["merge", "gate"] = "merge",
         now: float,
@@ -99,10 +99,10 @@ class PoolController:
     def set_slo(self, slo: SLO, now: float, actor: str) -> Decision:
         """Change the promise."""
         old, self._slo = self._slo, slo
-        return self._note(now, actor, "admin.slo", {"slo": _slo_dict(old)}, {"slo": _slo_dict(slo)}, "The SLO changed.")
+        return self._note(now, actor, "admin.slo", _slo_dict(old), _slo_dict(slo), "The SLO changed.")
 
     def pin(self, values: Mapping[str, float], now: float, actor: str) -> Decision:
-        """Hold knobs at `values`, whatever the law says. Raises ValueError for an unknown name or a value out of range."""
+        """Hold knobs at `values`, whatever the law says. Raises ValueError for a bad name or value."""
         checked = {name: _check_knob(name, value, self.bounds) for name, value in values.items()}
         old = self._knobs()
         self._pins.update(checked)
