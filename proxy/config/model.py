@@ -1,0 +1,192 @@
+"""The whole configuration as one frozen snapshot.
+
+`Config.model_validate(data)` takes plain data as a YAML file gives it. `proxy.config.load` reads files, the
+environment and flags into it and words the errors.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+
+from proxy.config.base import Section
+from proxy.config.pool import (
+    BatchSizeRange,
+    ClassConfig,
+    ConnectionsConfig,
+    HealthConfig,
+    KeepaliveConfig,
+    MatchConfig,
+    PoolConfig,
+    QueueConfig,
+    RetriesConfig,
+    SetpointsConfig,
+    SloConfig,
+    TimeoutsConfig,
+    UpstreamConfig,
+    WindowRange,
+)
+
+__all__ = [
+    "POOL_KEYS",
+    "AdminConfig",
+    "BatchSizeRange",
+    "ClassConfig",
+    "Config",
+    "ConnectionsConfig",
+    "DrainConfig",
+    "HealthConfig",
+    "KeepaliveConfig",
+    "LimitsConfig",
+    "ListenConfig",
+    "LogConfig",
+    "MatchConfig",
+    "PoolConfig",
+    "QueueConfig",
+    "RetriesConfig",
+    "SetpointsConfig",
+    "SloConfig",
+    "TimeoutsConfig",
+    "UpstreamConfig",
+    "WindowRange",
+    "is_loopback",
+]
+
+POOL_KEYS = frozenset(PoolConfig.model_fields) - {"name"}
+"""Keys that, written at the top level, describe the one pool of a short configuration."""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine can reach a server bound to `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class ListenConfig(Section):
+    """Where clients connect."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to bind.")
+    port: int = Field(default=8080, ge=0, le=65_535, description="Port to bind; 0 lets the system pick one.")
+    backlog: int = Field(default=1024, ge=1, le=65_535, description="Connections the kernel may hold for us.")
+
+
+class AdminConfig(Section):
+    """Where operators and Prometheus connect."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="Address to bind; others need a token.")
+    port: int = Field(default=8081, ge=0, le=65_535, description="Port to bind; 0 lets the system pick one.")
+    token: SecretStr | None = Field(
+        default=None, min_length=16, description="Bearer token for the admin API; required off loopback."
+    )
+    read_token: SecretStr | None = Field(
+        default=None, min_length=16, description="Bearer token that may read but not change."
+    )
+    max_body_bytes: int = Field(default=65_536, ge=1_024, le=16_777_216, description="Largest request body.")
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Self:
+        if self.token is None and not is_loopback(self.host):
+            raise ValueError(f"a token is required when host is {self.host}, which other machines can reach")
+        if self.read_token is not None and self.token is None:
+            raise ValueError("read_token only makes sense beside token")
+        return self
+
+
+class LimitsConfig(Section):
+    """What a client may send."""
+
+    max_body_bytes: int = Field(
+        default=33_554_432, ge=1_024, le=4_294_967_296, description="Largest request body that is read; more is 413."
+    )
+    max_header_line_bytes: int = Field(
+        default=16_384, ge=1_024, le=1_048_576, description="Longest request line or header; more is 431."
+    )
+    max_header_bytes: int = Field(
+        default=65_536, ge=1_024, le=16_777_216, description="All headers together; more is 431."
+    )
+    max_headers: int = Field(default=128, ge=8, le=10_000, description="Most header lines; more is 431.")
+    max_json_depth: int = Field(
+        default=128, ge=4, le=10_000, description="Deepest nesting of a JSON body; more is 400."
+    )
+    max_connections: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="Open client connections; more wait."
+    )
+    header_timeout_s: float = Field(default=10.0, gt=0.0, le=3_600.0, description="To send all headers.")
+    body_timeout_s: float = Field(default=60.0, gt=0.0, le=3_600.0, description="Between two pieces of a body.")
+    keepalive_timeout_s: float = Field(default=75.0, gt=0.0, le=3_600.0, description="Idle client connections.")
+
+
+class DrainConfig(Section):
+    """How to go away on SIGTERM."""
+
+    grace_s: float = Field(default=2.0, ge=0.0, le=3_600.0, description="Unready, but still accepting.")
+    cap_s: float = Field(default=30.0, ge=0.0, le=86_400.0, description="Then requests may run this long.")
+
+
+class LogConfig(Section):
+    """What is written to stderr."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="Least severity written.")
+    format: Literal["auto", "text", "json"] = Field(
+        default="auto", description="auto: text on a terminal, else JSON."
+    )
+    access: bool = Field(default=False, description="One line per request.")
+    access_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="Share of requests logged; failures always.")
+
+
+class Config(Section):
+    """Everything `trimtab serve` needs to know.
+
+    A pool's keys may stand at the top level instead of under `pools`: then there is one pool, `default`.
+    """
+
+    listen: ListenConfig = Field(default=ListenConfig(), description="The data plane's address.")
+    admin: AdminConfig = Field(default=AdminConfig(), description="The admin and metrics address.")
+    limits: LimitsConfig = Field(default=LimitsConfig(), description="What a client may send.")
+    drain: DrainConfig = Field(default=DrainConfig(), description="Shutdown.")
+    log: LogConfig = Field(default=LogConfig(), description="Logging.")
+    trust_headers: bool = Field(
+        default=True,
+        description="Whether callers may choose class and tenant by x-trimtab-class and x-trimtab-tenant.",
+    )
+    pools: tuple[PoolConfig, ...] = Field(min_length=1, max_length=64, description="In order; the first match wins.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand(cls, data: Any) -> Any:
+        """Move a short configuration's pool keys under `pools`."""
+        if not isinstance(data, dict):
+            return data
+        short = {key: data[key] for key in data if key in POOL_KEYS}
+        if not short or "pools" in data:
+            return data
+        rest = {key: data[key] for key in data if key not in POOL_KEYS}
+        return {**rest, "pools": [short]}
+
+    @field_validator("pools")
+    @classmethod
+    def _distinct(cls, value: tuple[PoolConfig, ...]) -> tuple[PoolConfig, ...]:
+        names = [pool.name for pool in value]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two pools are called {name!r}")
+        return value
+
+    @model_validator(mode="after")
+    def _one_address_each(self) -> Self:
+        if self.listen.port and (self.listen.host, self.listen.port) == (self.admin.host, self.admin.port):
+            raise ValueError(f"listen and admin both want {self.listen.host}:{self.listen.port}")
+        return self
+
+    def pool(self, name: str) -> PoolConfig:
+        """Return the pool called `name`. Raises KeyError."""
+        for pool in self.pools:
+            if pool.name == name:
+                return pool
+        raise KeyError(name)
