@@ -1,0 +1,134 @@
+"""How long answers usually are, per (model, tenant), learned online from the newest outcomes.
+
+Rank transfers between models, scale does not: one model's answers can be half as long as another's to the same
+prompts. Everything learned across models is therefore learned relative to this scale.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+__all__ = ["Constants", "Scale", "SortedWindow"]
+
+PRIOR_P50, PRIOR_P90 = 128.0, 512.0
+"""Tokens. Before anything was seen; near the medians of public chat traces (129 to 350, p90 424 to 597)."""
+
+
+class SortedWindow:
+    """The newest `size` numbers, with exact quantiles. O(log n) to search, one memmove to insert."""
+
+    __slots__ = ("_next", "_ring", "_size", "_sorted")
+
+    def __init__(self, size: int, values: Iterable[float] = ()) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, not {size}")
+        self._size = size
+        self._ring = array("d")
+        self._sorted = array("d")
+        self._next = 0
+        for value in values:
+            self.add(value)
+
+    def __len__(self) -> int:
+        return len(self._ring)
+
+    def add(self, value: float) -> None:
+        """Take in `value`; the oldest leaves once the window is full. NaN is refused with ValueError."""
+        if value != value:
+            raise ValueError("NaN has no rank")
+        if len(self._ring) < self._size:
+            self._ring.append(value)
+        else:
+            del self._sorted[bisect_left(self._sorted, self._ring[self._next])]
+            self._ring[self._next] = value
+            self._next = (self._next + 1) % self._size
+        insort(self._sorted, value)
+
+    def quantile(self, q: float) -> float:
+        """Return the `q`-quantile, linear between ranks. Raises IndexError when empty."""
+        ordered = self._sorted
+        place = q * (len(ordered) - 1)
+        low = int(place)
+        high = min(low + 1, len(ordered) - 1)
+        return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+    def values(self) -> list[float]:
+        """Return the window, oldest first."""
+        return list(self._ring[self._next :]) + list(self._ring[: self._next])
+
+
+class Constants(NamedTuple):
+    """What to say of a (model, tenant) without looking at the request, in tokens."""
+
+    p50: float
+    p90: float
+    n: int
+    """Outcomes behind it, of the narrowest group that took part."""
+    narrow: bool
+    """Whether the tenant's own outcomes carried it."""
+
+
+class Scale:
+    """Running quantiles per model and per (model, tenant), the narrow group shrunk to the wide by n/(n+k).
+
+    At most `capacity` groups are kept, the least recently used leave; the newest `window` outcomes count.
+    """
+
+    def __init__(self, *, window: int = 512, capacity: int = 512, k: float = 10.0) -> None:
+        self._window = window
+        self._capacity = capacity
+        self._k = k
+        self._groups: OrderedDict[tuple[str, str], SortedWindow] = OrderedDict()
+        self._all = SortedWindow(window)
+
+    def constants(self, model: str, tenant: str) -> Constants:
+        """Return the usual length for `model` and `tenant`, falling back to wider groups."""
+        p50, p90, n, narrow = PRIOR_P50, PRIOR_P90, 0, False
+        own = self._groups.get((model, tenant)) if tenant else None
+        for group in (self._all, self._groups.get((model, "")), own):
+            if not group:
+                continue
+            n = len(group)
+            weight = n / (n + self._k)
+            p50 += weight * (group.quantile(0.5) - p50)
+            p90 += weight * (group.quantile(0.9) - p90)
+            narrow = group is own and weight >= 0.5
+        return Constants(max(p50, 1.0), max(p90, p50, 1.0), n, narrow)
+
+    def observe(self, model: str, tenant: str, tokens: float) -> None:
+        """Take note of one whole answer of `tokens` output tokens."""
+        self._all.add(tokens)
+        for key in ((model, ""), (model, tenant)) if tenant else ((model, ""),):
+            group = self._groups.get(key)
+            if group is None:
+                group = self._groups[key] = SortedWindow(self._window)
+                if len(self._groups) > self._capacity:
+                    self._groups.popitem(last=False)
+            else:
+                self._groups.move_to_end(key)
+            group.add(tokens)
+
+    def forget(self, model: str, tenant: str, keep: int = 32) -> None:
+        """After a drift: keep only the newest `keep` outcomes of the groups this one reads."""
+        for key in {(model, ""), (model, tenant)}:
+            group = self._groups.get(key)
+            if group is not None:
+                self._groups[key] = SortedWindow(self._window, group.values()[-keep:])
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-ready copy."""
+        groups = [[model, tenant, group.values()] for (model, tenant), group in self._groups.items()]
+        return {"all": self._all.values(), "groups": groups}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over `state`. Raises ValueError, TypeError or KeyError when it is not one."""
+        whole = SortedWindow(self._window, map(float, state["all"]))
+        groups = [
+            ((str(model), str(tenant)), SortedWindow(self._window, map(float, values)))
+            for model, tenant, values in state["groups"][-self._capacity :]
+        ]
+        self._all, self._groups = whole, OrderedDict(groups)
