@@ -1,0 +1,97 @@
+"""How an engine is started: one frozen value, checked before the model is loaded."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from backend.engine.errors import EngineError
+
+__all__ = ["EngineInfo", "EngineOptions", "default_threads"]
+
+
+def default_threads() -> int:
+    """One OpenMP thread less than the cores this process may use.
+
+    A spinning barrier on a core that somebody else is using costs several times what the extra thread brings.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    return max(1, cores - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Everything the engine process needs to know before it answers its first request."""
+
+    model: Path
+    """A Hugging Face directory or a .gguf file."""
+    dtype: str = "auto"
+    """auto, float32, bfloat16 or float16."""
+    device: str = "auto"
+    """auto, cpu or cuda[:n]."""
+    threads: int | None = None
+    """CPU threads for torch; None takes one less than the cores of this process."""
+    block_size: int = 16
+    """Tokens per KV block."""
+    num_blocks: int | None = None
+    """Blocks in the KV cache; None sizes the cache from `memory_bytes` or from what is free."""
+    memory_bytes: int | None = None
+    """Memory for the KV cache when `num_blocks` is None."""
+    max_num_seqs: int = 64
+    """Sequences that run at once; a request with n choices takes n of them."""
+    max_num_batched_tokens: int = 1024
+    """Token budget of one step."""
+    prefill_chunk: int = 512
+    """Most prompt tokens that one sequence computes in one step."""
+    max_model_len: int | None = None
+    """Longest sequence, prompt and output together; None takes the model's own limit."""
+    max_waiting: int = 4096
+    """Requests that may wait; one more is turned away as overloaded."""
+    policy: str = "fcfs"
+    """Who is admitted first, by the name it has in the policy registry."""
+    policy_options: Mapping[str, Any] = field(default_factory=dict)
+    mix: bool = True
+    """Whether prefill chunks and decodes may share a step."""
+    prefix_cache: bool = True
+    """Whether requests with equal beginnings (and equal salts) share KV blocks."""
+    watermark: float = 0.01
+    """Share of the blocks that admitting a newcomer must leave free, as room for running sequences to grow."""
+    max_preemptions: int = 4
+    """A sequence that lost its blocks this often is spared as long as another victim exists."""
+
+    def __post_init__(self) -> None:
+        at_least_one = ("block_size", "max_num_seqs", "max_num_batched_tokens", "prefill_chunk", "max_waiting")
+        for name in (*at_least_one, "num_blocks", "max_model_len", "memory_bytes", "threads"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise EngineError(f"{name} must be at least 1, got {value}")
+        if self.max_num_seqs > self.max_num_batched_tokens:
+            raise EngineError(
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least max_num_seqs "
+                f"({self.max_num_seqs}), or running sequences would miss steps"
+            )
+        if not 0 <= self.watermark < 1:
+            raise EngineError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.max_preemptions < 0:
+            raise EngineError(f"max_preemptions must not be negative, got {self.max_preemptions}")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What the engine turned out to be once the model was loaded."""
+
+    vocab_size: int
+    max_model_len: int
+    """Longest sequence that is served: the smallest of the model's limit, the option and the KV cache."""
+    num_blocks: int
+    block_size: int
+    max_num_seqs: int
+    eos_token_ids: frozenset[int] = frozenset()
+    device: str = "cpu"
+    dtype: str = "float32"
+    policy: str = "fcfs"
+    load_s: float = 0.0
+    pid: int = 0
