@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
 
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
@@ -294,12 +294,13 @@ class PoolConfig(Section):
             seen.add(upstream.url)
         return value
 
-    @model_validator(mode="after")
-    def _known_default_class(self) -> Self:
-        if self.default_class not in self.classes:
-            known = ", ".join(self.classes)
-            raise ValueError(f"default_class {self.default_class!r} is not one of the classes: {known}")
-        return self
+    @field_validator("default_class")
+    @classmethod
+    def _known_default_class(cls, value: str, info: ValidationInfo) -> str:
+        classes = info.data.get("classes")
+        if classes is not None and value not in classes:
+            raise ValueError(f"{value!r} is not one of the classes: {', '.join(classes)}")
+        return value
 
     def to_slo(self) -> SLO:
         """Return the promise in the controller's terms."""
