@@ -1,0 +1,100 @@
+"""Start, pin and stop the processes of one benchmark run; build the native mock and load client."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+__all__ = ["CACHE", "Processes", "native", "wait_until_ready"]
+
+CACHE = Path(os.environ.get("TRIMTAB_CACHE", Path.home() / ".cache" / "trimtab"))
+
+
+def native() -> Path:
+    """Build the mock and the load client where needed and return the folder they are in."""
+    folder = CACHE / "bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    source = Path(__file__).parent.parent / "native"
+    subprocess.run(["make", "-s", "-C", str(source), f"OUT={folder}"], check=True)
+    return folder
+
+
+def wait_until_ready(url: str, body: bytes, seconds: float) -> bool:
+    """POST `body` until it is answered with 200."""
+    headers = {"Content-Type": "application/json", "Authorization": "Bearer sk-none"}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=5) as answer:
+                if answer.status == 200:
+                    return True
+        except OSError:
+            time.sleep(0.2)
+    return False
+
+
+class Processes:
+    """Child processes, each in a session of its own and pinned to cores; all stopped on exit."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="trimtab-bench-"))
+        self._children: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Processes:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, tb: TracebackType | None) -> None:
+        for child in self._children:
+            if child.poll() is None:
+                os.killpg(child.pid, signal.SIGTERM)
+        for child in self._children:
+            try:
+                child.wait(10)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
+
+    def start(self, argv: Sequence[str], core: str, *, env: Mapping[str, str] | None = None, name: str) -> int:
+        """Start `argv` on `core`, log to a file named after it, and return its pid."""
+        with (self.folder / f"{name}.log").open("w") as log:
+            child = subprocess.Popen(
+                ["taskset", "-c", core, *argv],
+                env={**os.environ, **(env or {})},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        # The kernel groups tasks by session: favour ours over whatever else the machine does.
+        # Where that is not allowed the runs are noisier, and the ratios stand.
+        with contextlib.suppress(OSError):
+            Path(f"/proc/{child.pid}/autogroup").write_text("-19")
+        self._children.append(child)
+        return child.pid
+
+    def load(self, folder: Path, url: str, arguments: Sequence[str], core: str) -> dict[str, Any]:
+        """Run the load client to its end and return what it measured."""
+        argv = ["taskset", "-c", core, str(folder / "load"), "--url", url, *arguments]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
+        if not done.stdout:
+            raise SystemExit(f"the load client said: {done.stderr.strip()[-400:]}")
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
+
+
+def mock_counts(port: int) -> dict[str, Any]:
+    """Return the mock's counters since the last call, and clear them."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/mock/stats?reset=1", timeout=10) as answer:
+        counts: dict[str, Any] = json.load(answer)
+    return counts
