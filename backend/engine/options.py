@@ -6,11 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from backend.engine.errors import EngineError
 
-__all__ = ["EngineInfo", "EngineOptions", "default_threads"]
+__all__ = ["Admission", "EngineInfo", "EngineOptions", "default_threads"]
+
+Admission = Literal["auto", "optimistic", "predicted", "guaranteed"]
 
 
 def default_threads() -> int:
@@ -59,6 +61,10 @@ class EngineOptions:
     """Whether requests with equal beginnings (and equal salts) share KV blocks."""
     watermark: float = 0.01
     """Share of the blocks that admitting a newcomer must leave free, as room for running sequences to grow."""
+    admission: Admission = "auto"
+    """How much of its output a newcomer must find room for: none of it ("optimistic": preempt when that turns out
+    wrong), what is predicted ("predicted"), or max_tokens ("guaranteed": never preempts). "auto" is "predicted"
+    for policies that pack by predicted length and "optimistic" for all others."""
     max_preemptions: int = 4
     """A sequence that lost its blocks this often is spared as long as another victim exists."""
 
@@ -75,6 +81,8 @@ class EngineOptions:
             )
         if not 0 <= self.watermark < 1:
             raise EngineError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.admission not in get_args(Admission):
+            raise EngineError(f"admission must be one of {', '.join(get_args(Admission))}, got {self.admission!r}")
         if self.max_preemptions < 0:
             raise EngineError(f"max_preemptions must not be negative, got {self.max_preemptions}")
 
