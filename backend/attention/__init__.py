@@ -1,0 +1,1 @@
+"""Paged attention: one interface, implemented in torch (CPU, reference) and in Triton (CUDA)."""

@@ -1,0 +1,1 @@
+"""Reading checkpoints: Hugging Face directories and GGUF files."""

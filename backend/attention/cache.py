@@ -1,0 +1,48 @@
+"""The KV cache: fixed blocks of slots, for all layers."""
+
+from __future__ import annotations
+
+import torch
+
+from backend.models.config import ModelConfig
+
+__all__ = ["KVCache", "bytes_per_block"]
+
+
+def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block takes over all layers, keys and values."""
+    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+    return per_token * block_size * dtype.itemsize
+
+
+class KVCache:
+    """Keys and values of `num_blocks` blocks of `block_size` slots.
+
+    The layout is [layer, head, block, slot, dim], heads outermost: a gather of whole blocks lands as
+    [head, tokens, dim], ready for attention, and a run of neighbouring blocks already is that without a copy.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (2, config.num_layers, config.num_kv_heads, num_blocks, block_size, config.head_dim)
+        # Zeros, not empty: a masked slot is multiplied by a zero weight, and 0 * NaN is NaN.
+        self._storage = torch.zeros(shape, dtype=dtype, device=device)
+        self.keys: list[torch.Tensor] = list(self._storage[0])
+        """Per layer [num_kv_heads, num_blocks, block_size, head_dim]"""
+        self.values: list[torch.Tensor] = list(self._storage[1])
+        """Per layer [num_kv_heads, num_blocks, block_size, head_dim]"""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of the cache."""
+        return self._storage.dtype
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer; all sources are read before any is written."""
+        if not pairs:
+            return
+        sources, destinations = (torch.tensor(side, device=self._storage.device) for side in zip(*pairs, strict=True))
+        self._storage.index_copy_(3, destinations, self._storage.index_select(3, sources))

@@ -1,0 +1,174 @@
+"""Runs steps on a model: lists from the scheduler become tensors, tensors become logits."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from backend.attention.base import AttentionBackend
+from backend.attention.cache import KVCache, bytes_per_block
+from backend.attention.torch_paged import DenseAttention, TorchAttention
+from backend.engine.step import StepInput
+from backend.models.errors import ModelError
+from backend.weights.loader import LoadedModel
+
+__all__ = ["ModelRunner", "blocks_that_fit"]
+
+_CPU_SHARE = 0.25
+_CPU_CAP_BYTES = 4 << 30
+_CUDA_SHARE = 0.9
+
+
+def blocks_that_fit(
+    loaded: LoadedModel, block_size: int, memory_bytes: int | None = None, max_tokens: int | None = None
+) -> int:
+    """How many blocks of KV cache to make.
+
+    Args:
+        loaded: the model, already in memory.
+        block_size: tokens per block.
+        memory_bytes: memory to use; None takes 90% of what a GPU has free, or a quarter of the available main
+            memory up to 4 GiB.
+        max_tokens: never more blocks than hold this many tokens.
+
+    Raises:
+        ModelError: not even one block fits.
+    """
+    per_block = bytes_per_block(loaded.config, block_size, loaded.model.dtype)
+    if memory_bytes is None:
+        memory_bytes = _free_bytes(loaded.model.device)
+    count = memory_bytes // per_block
+    if max_tokens is not None:
+        count = min(count, -(-max_tokens // block_size))
+    if count < 1:
+        raise ModelError(f"the KV cache needs at least {per_block} bytes for one block, {memory_bytes} are available")
+    return count
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * _CUDA_SHARE)
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError, ValueError):
+        # Not Linux, or a restricted /proc: the free pages are a safe lower bound.
+        pass
+    return min(int(available * _CPU_SHARE), _CPU_CAP_BYTES)
+
+
+class ModelRunner:
+    """A loaded model with a KV cache; the Runner of the engine.
+
+    Args:
+        loaded: the model.
+        num_blocks: blocks of KV cache; None takes what fits (see blocks_that_fit).
+        block_size: tokens per block.
+        memory_bytes: memory for the cache when num_blocks is None.
+
+    Raises:
+        ModelError: the cache does not fit.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        num_blocks: int | None = None,
+        block_size: int = 16,
+        *,
+        memory_bytes: int | None = None,
+    ) -> None:
+        self._loaded = loaded
+        self._model = loaded.model
+        if num_blocks is None:
+            num_blocks = blocks_that_fit(loaded, block_size, memory_bytes)
+        cache = KVCache(
+            loaded.config,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            dtype=self._model.dtype,
+            device=self._model.device,
+        )
+        self._attention: AttentionBackend = TorchAttention(loaded.config, cache)
+
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks the KV cache holds."""
+        return self._attention.cache.num_blocks
+
+    @property
+    def block_size(self) -> int:
+        """Slots (tokens) per block."""
+        return self._attention.cache.block_size
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of a row of logits."""
+        return self._loaded.config.vocab_size
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest sequence the model was made for."""
+        return self._loaded.config.max_position
+
+    @torch.inference_mode()
+    def execute(self, step: StepInput) -> torch.Tensor:
+        """Run the model, store K and V, and return float32 logits of shape [S, vocab_size]."""
+        device = self._model.device
+        hidden = self._model.forward(
+            torch.tensor(step.token_ids, device=device),
+            torch.tensor(step.positions, device=device),
+            self._attention.begin(step),
+            self._sampled_tokens(step, device),
+        )
+        return self._model.logits(hidden)
+
+    def _sampled_tokens(self, step: StepInput, device: torch.device) -> torch.Tensor | None:
+        """Index of the last query token of each sampled row; None where that is every token."""
+        if len(step.sample_rows) == len(step.token_ids):
+            return None
+        ends: list[int] = []
+        total = 0
+        for queries in step.query_lens:
+            total += queries
+            ends.append(total - 1)
+        return torch.tensor([ends[row] for row in step.sample_rows], dtype=torch.long, device=device)
+
+    @torch.inference_mode()
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy whole blocks (source, destination) in every layer, before the next step."""
+        self._attention.cache.copy_blocks(pairs)
+
+    @torch.inference_mode()
+    def embed(
+        self, token_ids: Sequence[Sequence[int]], pooling: Literal["mean", "last"] = "mean", *, normalize: bool = True
+    ) -> torch.Tensor:
+        """Sentence embeddings: the last hidden states of each text, pooled. Takes no KV blocks.
+
+        Args:
+            token_ids: N texts, none of them empty.
+            pooling: "mean" over all tokens, or the "last" token.
+            normalize: scale each embedding to unit length.
+
+        Returns:
+            float32 [N, hidden]
+        """
+        device = self._model.device
+        lengths = [len(ids) for ids in token_ids]
+        if not lengths or min(lengths) < 1:
+            raise ValueError("every text to embed needs at least one token")
+        flat = torch.tensor([token for ids in token_ids for token in ids], device=device)
+        positions = torch.tensor([position for length in lengths for position in range(length)], device=device)
+        attend = DenseAttention(self._loaded.config, lengths, device=device)
+        hidden = self._model.forward(flat, positions, attend).float()
+        stops = list(itertools.accumulate(lengths))
+        parts = [hidden[stop - length : stop] for stop, length in zip(stops, lengths, strict=True)]
+        pooled = torch.stack([part.mean(0) if pooling == "mean" else part[-1] for part in parts])
+        return torch.nn.functional.normalize(pooled, dim=-1) if normalize else pooled
