@@ -1,0 +1,86 @@
+"""What the admin API needs of the running proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+from controller.load import Load
+from controller.loop import PoolController
+from proxy.clock import Clock
+from proxy.config.model import Config, PoolConfig
+from proxy.metrics import Metrics
+
+__all__ = ["Operator", "PoolView", "Reloaded"]
+
+
+class Reloaded(NamedTuple):
+    """The outcome of a successful reload."""
+
+    generation: int
+    changed: tuple[str, ...]
+    restart_required: tuple[str, ...]
+
+
+class PoolView(Protocol):
+    """A pool as operators see it."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        ...
+
+    @property
+    def config(self) -> PoolConfig:
+        """The snapshot it runs on."""
+        ...
+
+    @property
+    def controller(self) -> PoolController:
+        """What turns its knobs."""
+        ...
+
+    def load(self, now: float) -> Load:
+        """Return its queue and calls in flight."""
+        ...
+
+    def stats(self) -> dict[str, Any]:
+        """Return its state in detail, JSON-ready."""
+        ...
+
+
+class Operator(Protocol):
+    """The running proxy, as far as it can be looked at and steered."""
+
+    @property
+    def pools(self) -> Mapping[str, PoolView]:
+        """Pools by name."""
+        ...
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """How many configurations have been in force so far."""
+        ...
+
+    @property
+    def metrics(self) -> Metrics:
+        """The instruments."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of observations and decisions."""
+        ...
+
+    def unready(self) -> list[str]:
+        """Return why traffic should not be sent here; empty when it should."""
+        ...
+
+    async def reload(self) -> Reloaded:
+        """Read the configuration again. Raises ConfigError and keeps the old one when it is not valid."""
+        ...

@@ -1,0 +1,73 @@
+"""Reading what a client of the admin API sent, strictly."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TypeVar
+
+from aiohttp import web
+from pydantic import ValidationError
+
+from proxy.admin.problem import ApiError, field_error
+from proxy.config.base import Section
+from proxy.config.errors import problems_of
+
+__all__ = ["actor_of", "integer", "read_body", "require_match"]
+
+_S = TypeVar("_S", bound=Section)
+_JSON = frozenset({"application/json", "application/merge-patch+json"})
+_ACTOR = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@._+-]{0,63}$")
+
+
+async def read_body(request: web.Request, schema: type[_S]) -> _S:
+    """Return the JSON body as `schema`. Raises ApiError 400, 415 or 422."""
+    if request.content_type not in _JSON:
+        raise ApiError(415, "The body must be application/json.", headers={"Accept-Patch": ", ".join(sorted(_JSON))})
+    raw = await request.read()
+    try:
+        data = json.loads(raw, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, f"The body is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise ApiError(422, f"The body must be an object with the keys {', '.join(schema.model_fields)}.")
+    try:
+        return schema.model_validate(data, strict=True)
+    except ValidationError as error:
+        raise ApiError.invalid(problems_of(error, lambda path: ("", path), schema)) from None
+
+
+def _refuse_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def integer(request: web.Request, name: str, default: int, low: int, high: int) -> int:
+    """Return a query parameter as a whole number. Raises ApiError 422 when it is none, or out of range."""
+    values = request.query.getall(name, [])
+    if not values:
+        return default
+    accepted = f"a whole number from {low} to {high}"
+    text = values[0]
+    if len(values) == 1 and text.isascii() and text.isdecimal() and len(text) <= 18 and low <= int(text) <= high:
+        return int(text)
+    raise field_error(name, f"got {text[:40]!r}; accepted: {accepted}", accepted=accepted)
+
+
+def actor_of(request: web.Request) -> str:
+    """Return who is asking, for the decision log: x-trimtab-actor, or `api`. Raises ApiError 422."""
+    given = request.headers.get("X-Trimtab-Actor")
+    if given is None:
+        return "admin:api"
+    if not _ACTOR.match(given):
+        raise field_error("X-Trimtab-Actor", "accepted: 1 to 64 letters, digits and @ . _ + -")
+    return f"admin:{given}"
+
+
+def require_match(request: web.Request, etag: str) -> None:
+    """Refuse a change made against a state that is no longer there (RFC 9110, 13.1.1). Raises ApiError 412."""
+    wanted = request.headers.get("If-Match")
+    if wanted is None or wanted.strip() == "*":
+        return
+    tags = {tag.strip() for tag in wanted.split(",")}
+    if etag not in tags:
+        raise ApiError(412, "The pool was changed by someone else since you read it.", headers={"ETag": etag})

@@ -1,0 +1,181 @@
+"""What goes into and comes out of the admin API."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from proxy.config.base import Section
+
+__all__ = [
+    "ConfigOut",
+    "DecisionOut",
+    "DecisionsOut",
+    "FieldError",
+    "Health",
+    "LawIn",
+    "PoolOut",
+    "PoolSummary",
+    "PoolsOut",
+    "ProblemOut",
+    "Readiness",
+    "ReloadOut",
+    "SetpointsOut",
+    "SetpointsPatch",
+    "SloOut",
+    "SloPatch",
+]
+
+_DAY_MS = 86_400_000.0
+
+
+class _Out(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class SloPatch(Section):
+    """Targets to change; those left out stay, null takes one away (JSON merge patch, RFC 7396)."""
+
+    ttft_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Arrival to the first token.")
+    tpot_ms: float | None = Field(
+        default=None, gt=0.0, le=_DAY_MS, description="Mean per output token after the first."
+    )
+    e2e_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Arrival to the end of the answer.")
+    queue_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Wait in the proxy's queue.")
+    quantile: float = Field(
+        default=0.99, ge=0.5, lt=1.0, description="Share of requests that must meet every target."
+    )
+
+
+class SetpointsPatch(Section):
+    """Values to pin; null gives a knob back to the law, one left out stays as it is."""
+
+    max_batch_size: int | None = Field(default=None, ge=1, le=65_536, description="Within the pool's min..max.")
+    window_ms: float | None = Field(default=None, ge=0.0, le=60_000.0, description="Within the pool's min..max.")
+
+
+class LawIn(Section):
+    """The law that shall turn the knobs from now on."""
+
+    law: str = Field(min_length=1, max_length=64, description="Name of a law.")
+    options: dict[str, Any] = Field(default={}, description="Its options; an option left out takes its default.")
+
+
+class SloOut(_Out):
+    """The promise in force."""
+
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
+    e2e_ms: float | None = None
+    queue_ms: float | None = None
+    quantile: float
+
+
+class SetpointsOut(_Out):
+    """The knobs in force."""
+
+    max_batch_size: int
+    window_ms: float
+    generation: int = Field(description="Counts changes; every request is attributed to the one it ran under.")
+
+
+class PoolSummary(_Out):
+    """A pool at a glance."""
+
+    name: str
+    law: str
+    slo: SloOut
+    setpoints: SetpointsOut
+    pins: dict[str, float] = Field(description="Knobs held by an operator.")
+    queued: int
+    inflight: int
+
+
+class PoolOut(PoolSummary):
+    """A pool in full."""
+
+    bounds: dict[str, float] = Field(description="How far the knobs may go.")
+    dispatch: str
+    live: dict[str, Any] = Field(
+        description="The controller's view: quantiles with n and interval, counts, attainment, law and model."
+    )
+    load: dict[str, Any] = Field(description="Queue and calls in flight right now.")
+    stats: dict[str, Any] = Field(description="Queue by class, leases, and the state of every upstream.")
+
+
+class PoolsOut(_Out):
+    """Every pool."""
+
+    pools: list[PoolSummary]
+
+
+class DecisionOut(_Out):
+    """One decision: what was seen, which rule fired, what changed, and what came of it."""
+
+    id: int
+    at: float = Field(description="Monotonic seconds of the proxy's clock.")
+    wall: float = Field(description="Unix seconds.")
+    pool: str
+    rule: str
+    law: str
+    actor: str
+    seen: dict[str, Any]
+    old: dict[str, Any]
+    new: dict[str, Any]
+    text: str
+    outcome: str
+
+
+class DecisionsOut(_Out):
+    """Decisions, newest first; with `since`, oldest first."""
+
+    decisions: list[DecisionOut]
+    last_id: int = Field(description="Give it as `since` to see only what is newer.")
+
+
+class ConfigOut(_Out):
+    """The configuration in force, secrets masked. Live changes through this API are not part of it."""
+
+    generation: int
+    config: dict[str, Any]
+
+
+class ReloadOut(_Out):
+    """What a reload did."""
+
+    generation: int
+    changed: list[str] = Field(description="Keys that differ and took effect.")
+    restart_required: list[str] = Field(description="Keys that differ and need a restart.")
+
+
+class Health(_Out):
+    """The process answers."""
+
+    status: str
+
+
+class Readiness(_Out):
+    """Whether traffic should be sent here."""
+
+    ready: bool
+    reasons: list[str] = Field(description="Why not.")
+
+
+class FieldError(BaseModel):
+    """One field that was not acceptable."""
+
+    model_config = ConfigDict(extra="allow")
+
+    field: str
+    message: str
+
+
+class ProblemOut(BaseModel):
+    """Problem details (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] = []

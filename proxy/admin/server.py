@@ -1,0 +1,78 @@
+"""The admin and metrics listener."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from proxy.admin.api import AdminApi
+from proxy.admin.auth import guard
+from proxy.admin.openapi import OPERATIONS, document
+from proxy.admin.operator import Operator
+from proxy.admin.problem import ApiError, problem_response
+from proxy.config.model import AdminConfig
+
+__all__ = ["AdminServer", "make_app"]
+
+_LOG = logging.getLogger("trimtab.admin")
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(operator: Operator, config: AdminConfig) -> web.Application:
+    """Return the admin API as an application: routes from the table of operations, every error a problem."""
+    check = guard(config)
+
+    @web.middleware
+    async def problems(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Check the caller, and word every failure the same way."""
+        try:
+            check(request)
+            return await handler(request)
+        except ApiError as error:
+            return problem_response(error)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            return problem_response(ApiError(405, f"{request.path} answers {allowed}.", headers={"Allow": allowed}))
+        except web.HTTPRequestEntityTooLarge:
+            return problem_response(ApiError(413, f"The body is larger than {config.max_body_bytes} bytes."))
+        except web.HTTPNotFound:
+            return problem_response(ApiError(404, f"There is nothing at {request.path}; see /admin/v1/openapi.json."))
+        except web.HTTPException as error:
+            return problem_response(ApiError(error.status, error.reason))
+        except Exception:
+            _LOG.exception("the admin API failed on %s %s", request.method, request.path)
+            return problem_response(ApiError(500, "The admin API failed on this request; the log has the details."))
+
+    app = web.Application(middlewares=[problems], client_max_size=config.max_body_bytes)
+    api = AdminApi(operator)
+    text = json.dumps(document()).encode()
+
+    async def openapi(request: web.Request) -> web.Response:
+        return web.Response(body=text, content_type="application/json")
+
+    for operation in OPERATIONS:
+        handler = openapi if operation.handler == "openapi" else getattr(api, operation.handler)
+        app.router.add_route(operation.method, operation.path, handler)
+        if operation.method == "GET":
+            app.router.add_route("HEAD", operation.path, handler)
+    return app
+
+
+class AdminServer:
+    """Serves the admin API on a socket that was bound beforehand, so that a taken port is known at once."""
+
+    def __init__(self, operator: Operator, config: AdminConfig) -> None:
+        self._runner = web.AppRunner(make_app(operator, config), access_log=None, shutdown_timeout=1.0)
+
+    async def start(self, sock: socket.socket) -> None:
+        """Begin to answer."""
+        await self._runner.setup()
+        await web.SockSite(self._runner, sock).start()
+
+    async def stop(self) -> None:
+        """Stop listening and close every connection."""
+        await self._runner.cleanup()

@@ -1,0 +1,315 @@
+"""Everything the data plane counts, under names that begin with `trimtab_`.
+
+The core calls the methods of `Metrics`; none of them looks a label up after the first time. Gauges are not kept
+here: `proxy.gauges` reads them from the pools when somebody scrapes.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from controller.observation import Observation, Result
+from controller.slo import LATENCIES, SLO
+from policies import __version__
+from proxy.config.model import PoolConfig
+from proxy.instruments import Count, CounterFamily, Histogram, HistogramFamily
+
+__all__ = ["CLOSE_REASONS", "ROUTES", "SHED_REASONS", "Metrics", "PoolMetrics"]
+
+TTFT_BOUNDS = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+    160.0,
+)  # fmt: skip
+TPOT_BOUNDS = (
+    0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+DURATION_BOUNDS = (
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0,
+)  # fmt: skip
+QUEUE_BOUNDS = (
+    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
+)  # fmt: skip
+OVERHEAD_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
+BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+
+ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
+"""Routes whose series exist from the start; others appear with their first request."""
+SHED_REASONS = ("queue_full", "deadline", "slo", "expired", "tenant_limit", "draining", "no_upstream")
+CLOSE_REASONS = ("size", "tokens", "window", "idle", "express", "deadline", "drain")
+OTHER = "other"
+"""Stands for every label value beyond what the configuration and the code know."""
+
+_SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
+_QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
+_USUAL_CODE = {
+    Result.OK: 200,
+    Result.FAILED: 502,
+    Result.TIMEOUT: 504,
+    Result.REFUSED: 503,
+    Result.SHED: 503,
+    Result.CANCELLED: 499,
+}
+_MAX_ROUTES = 64
+_MAX_RULES = 64
+
+
+class PoolMetrics:
+    """The series of one pool, found once."""
+
+    def __init__(self, owner: Metrics, name: str, classes: Iterable[str], slo: SLO) -> None:
+        self.name = name
+        self.classes = frozenset(classes)
+        self.slo_of: Callable[[], SLO] = lambda: slo
+        self.duration = _per_class(owner.duration, name, self.classes)
+        self.ttft = _per_class(owner.ttft, name, self.classes)
+        self.tpot = _per_class(owner.tpot, name, self.classes)
+        self.queue = _per_class(owner.queue, name, self.classes)
+        self.overhead = owner.overhead_seconds.labels(name)
+        self.batch_size = owner.batch_size.labels(name)
+        self.prompt_tokens = owner.prompt_tokens.labels(name)
+        self.output_tokens = owner.output_tokens.labels(name)
+        self.judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}
+        self.missed = {latency: owner.missed.labels(name, latency) for latency in LATENCIES}
+        self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
+        self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
+        self.retries = owner.retries.labels(name)
+        self.upstreams: dict[tuple[str, str], Count] = {}
+        self.rules: dict[str, Count] = {}
+
+
+class Metrics:
+    """One proxy's instruments and their registry. Never global, so tests and reloads can have several."""
+
+    def __init__(self, pools: Sequence[PoolConfig], *, process: bool = True) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        self._make_families([pool.to_slo() for pool in pools])
+        for family in self._families:
+            self.registry.register(_Adapter(family))
+        self.registry.register(_BuildInfo())
+        if process:
+            ProcessCollector(registry=self.registry)
+            GCCollector(registry=self.registry)
+        self._requests: dict[tuple[str, str, str, Result, int], Count] = {}
+        self._routes = set(ROUTES)
+        self._pools: dict[str, PoolMetrics] = {}
+        self._delay = self.loop_delay.labels()
+        self.configure(pools)
+
+    def _make_families(self, slos: Sequence[SLO]) -> None:
+        """Declare every counter and histogram, with bucket boundaries exactly at the SLO targets."""
+        targets: dict[str, list[float]] = {latency: [] for latency in LATENCIES}
+        for slo in slos:
+            for latency, target in slo.targets():
+                targets[latency].append(target)
+        count, hist = CounterFamily, HistogramFamily
+        by_class = ("pool", "class")
+        self.requests = count(
+            "trimtab_requests", "Requests finished, by how they ended and the status sent.",
+            ("pool", "route", "class", "outcome", "code"),
+        )  # fmt: skip
+        self.duration = hist(
+            "trimtab_request_duration_seconds", "Arrival to the end of the answer, of requests sent to an upstream.",
+            by_class, (*DURATION_BOUNDS, *targets["e2e"]),
+        )  # fmt: skip
+        self.ttft = hist(
+            "trimtab_time_to_first_token_seconds", "Arrival to the first token, of streams.",
+            by_class, (*TTFT_BOUNDS, *targets["ttft"]),
+        )  # fmt: skip
+        self.tpot = hist(
+            "trimtab_inter_token_latency_seconds", "Mean time per output token after the first, one value a stream.",
+            by_class, (*TPOT_BOUNDS, *targets["tpot"]),
+        )  # fmt: skip
+        self.queue = hist(
+            "trimtab_queue_duration_seconds", "Time waited in the proxy's queue, of requests that were let in.",
+            by_class, (*QUEUE_BOUNDS, *targets["queue"]),
+        )  # fmt: skip
+        self.overhead_seconds = hist(
+            "trimtab_overhead_seconds", "Time the proxy itself spent on a request, waiting excluded.",
+            ("pool",), OVERHEAD_BOUNDS,
+        )  # fmt: skip
+        self.batch_size = hist(
+            "trimtab_batch_size", "Items sent upstream together.", ("pool",), BATCH_BOUNDS
+        )  # fmt: skip
+        self.closed = count("trimtab_batches_closed", "Batches sent, by what ended the wait.", ("pool", "reason"))
+        self.shed_total = count("trimtab_shed", "Requests turned away or dropped, by reason.", ("pool", "reason"))
+        self.judged = count("trimtab_slo_requests", "Requests measured against a target.", ("pool", "slo"))
+        self.missed = count("trimtab_slo_violations", "Requests that missed a target.", ("pool", "slo"))
+        self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens of finished requests.", ("pool",))
+        self.output_tokens = count("trimtab_output_tokens", "Output tokens of finished requests.", ("pool",))
+        self.upstream_requests = count(
+            "trimtab_upstream_requests", "Requests finished at an upstream.", ("pool", "upstream", "outcome")
+        )
+        self.retries = count("trimtab_retries", "Upstream calls repeated.", ("pool",))
+        self.decisions = count("trimtab_decisions", "Decisions of the controller and operators.", ("pool", "rule"))
+        self.reloads = count("trimtab_config_reloads", "Configuration reloads.", ("result",))
+        self.loop_delay = hist(
+            "trimtab_event_loop_delay_seconds", "How late the event loop woke up for a timer.", (),
+            (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+        )  # fmt: skip
+        self._by_latency = {"e2e": self.duration, "ttft": self.ttft, "tpot": self.tpot, "queue": self.queue}
+        self._families: list[CounterFamily | HistogramFamily] = [
+            self.requests, self.duration, self.ttft, self.tpot, self.queue, self.overhead_seconds, self.batch_size,
+            self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens, self.output_tokens,
+            self.upstream_requests, self.retries, self.decisions, self.reloads, self.loop_delay,
+        ]  # fmt: skip
+
+    def configure(self, pools: Sequence[PoolConfig]) -> None:
+        """Make the series of pools, at start and again after a reload; series that exist go on counting."""
+        for result in ("ok", "failed"):
+            self.reloads.labels(result)
+        for pool in pools:
+            slo = pool.to_slo()
+            self.slo_changed(pool.name, slo)
+            self._pools[pool.name] = PoolMetrics(self, pool.name, pool.classes, slo)
+            for klass in pool.classes:
+                for route in ROUTES:
+                    for result, code in _USUAL_CODE.items():
+                        self._request_cell(pool.name, route, klass, result, code)
+            for upstream in pool.upstreams:
+                for result in _SERVED:
+                    self._upstream_cell(self._pools[pool.name], upstream.url, result.value)
+
+    def watch(self, pool: str, slo_of: Callable[[], SLO]) -> None:
+        """Judge the requests of `pool` against the promise in force, as `slo_of` returns it."""
+        self._pools[pool].slo_of = slo_of
+
+    def request_finished(self, obs: Observation, route: str, code: int) -> None:
+        """Count one request that was answered with `code`. Call exactly once per request."""
+        cell = self._requests.get((obs.pool, route, obs.klass, obs.result, code))
+        if cell is None:
+            cell = self._request_cell(obs.pool, route, obs.klass, obs.result, code)
+        cell.value += 1.0
+        pool = self._pools.get(obs.pool)
+        if pool is None:
+            return
+        result = obs.result
+        klass = obs.klass if obs.klass in pool.classes else OTHER
+        if result in _QUEUED:
+            pool.queue[klass].observe(obs.queue_s)
+        if result in _SERVED:
+            pool.duration[klass].observe(obs.e2e_s)
+            if obs.upstream:
+                self._upstream_cell(pool, obs.upstream, result.value).value += 1.0
+        ttft, tpot = obs.ttft_s, obs.tpot_s
+        if ttft is not None:
+            pool.ttft[klass].observe(ttft)
+        if tpot is not None:
+            pool.tpot[klass].observe(tpot)
+        pool.prompt_tokens.value += obs.prompt_tokens
+        pool.output_tokens.value += obs.output_tokens
+        if result is Result.OK or result is Result.TIMEOUT:
+            self._judge(pool, obs)
+
+    def _judge(self, pool: PoolMetrics, obs: Observation) -> None:
+        """Count `obs` against each target; the two counters give the exact share that missed."""
+        slo = pool.slo_of()
+        missed = slo.violated_by(obs)
+        for latency, _ in slo.targets():
+            if latency in missed or getattr(obs, f"{latency}_s") is not None:
+                pool.judged[latency].value += 1.0
+        for latency in missed:
+            pool.missed[latency].value += 1.0
+
+    def shed(self, pool: str, reason: str) -> None:
+        """Count one request turned away on arrival or dropped from the queue."""
+        known = self._pools.get(pool)
+        cell = known.shed.get(reason) if known else None
+        if cell is None:
+            cell = self.shed_total.labels(pool if known else OTHER, reason)
+            if known:
+                known.shed[reason] = cell
+        cell.value += 1.0
+
+    def batch_dispatched(self, pool: str, size: int, closed_by: str) -> None:
+        """Count one upstream call of `size` items and what ended the wait for company."""
+        known = self._pools[pool]
+        known.batch_size.observe(size)
+        cell = known.closed.get(closed_by)
+        if cell is None:
+            cell = known.closed[closed_by] = self.closed.labels(pool, closed_by)
+        cell.value += 1.0
+
+    def overhead(self, pool: str, seconds: float) -> None:
+        """Note the proxy's own time on one request."""
+        self._pools[pool].overhead.observe(seconds)
+
+    def retried(self, pool: str) -> None:
+        """Count one repeated upstream call."""
+        self._pools[pool].retries.value += 1.0
+
+    def decided(self, pool: str, rule: str) -> None:
+        """Count one decision of the controller or of an operator."""
+        known = self._pools[pool]
+        cell = known.rules.get(rule)
+        if cell is None:
+            name = rule if len(known.rules) < _MAX_RULES else OTHER
+            cell = known.rules[rule] = self.decisions.labels(pool, name)
+        cell.value += 1.0
+
+    def reloaded(self, *, ok: bool) -> None:
+        """Count one reload of the configuration."""
+        self.reloads.labels("ok" if ok else "failed").value += 1.0
+
+    def loop_delayed(self, seconds: float) -> None:
+        """Note how late the event loop was for a timer."""
+        self._delay.observe(max(0.0, seconds))
+
+    def slo_changed(self, pool: str, slo: SLO) -> None:
+        """Put a bucket boundary at every target of `slo`, where there is room for one."""
+        for latency, target in slo.targets():
+            self._by_latency[latency].add_bound(target)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """Return the exposition that an Accept header asks for, and its content type."""
+        encoder, content_type = choose_encoder(accept)
+        return encoder(self.registry), content_type
+
+    def _request_cell(self, pool: str, route: str, klass: str, result: Result, code: int) -> Count:
+        """Find the series, folding values that nobody configured into `other`."""
+        known = self._pools.get(pool)
+        if route not in self._routes and len(self._routes) < _MAX_ROUTES:
+            self._routes.add(route)
+        cell = self.requests.labels(
+            pool if known else OTHER,
+            route if route in self._routes else OTHER,
+            klass if known and klass in known.classes else OTHER,
+            result.value,
+            str(code) if 100 <= code <= 599 else OTHER,
+        )
+        if len(self._requests) < 10_000:
+            self._requests[pool, route, klass, result, code] = cell
+        return cell
+
+    def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: str) -> Count:
+        cell = pool.upstreams.get((upstream, outcome))
+        if cell is None:
+            cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome)
+        return cell
+
+
+def _per_class(family: HistogramFamily, pool: str, classes: Iterable[str]) -> Mapping[str, Histogram]:
+    return {klass: family.labels(pool, klass) for klass in (*classes, OTHER)}
+
+
+class _Adapter(Collector):
+    """Shows one family to the registry."""
+
+    def __init__(self, family: CounterFamily | HistogramFamily) -> None:
+        self._family = family
+
+    def collect(self) -> Iterable[Any]:
+        return self._family.collect()
+
+
+class _BuildInfo(Collector):
+    def collect(self) -> Iterable[Any]:
+        family = GaugeMetricFamily("trimtab_build_info", "Always 1; what is running.", labels=("version", "python"))
+        family.add_metric((__version__, platform.python_version()), 1.0)
+        yield family

@@ -1,0 +1,88 @@
+"""A running proxy as far as the admin API can tell: real controllers and metrics, nothing behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from controller.load import Load
+from controller.loop import PoolController
+from proxy.admin.operator import Reloaded
+from proxy.clock import Timer
+from proxy.config.errors import ConfigError
+from proxy.config.model import Config, PoolConfig
+from proxy.metrics import Metrics
+
+CONFIG = {
+    "pools": [
+        {
+            "name": "chat",
+            "match": {"paths": ["/v1/chat/*"]},
+            "upstreams": [{"url": "http://127.0.0.1:8000", "api_key": "sk-hidden"}],
+            "slo": {"ttft_ms": 500, "e2e_ms": 10_000},
+            "setpoints": {"max_batch_size": {"initial": 8, "max": 64}},
+        },
+        {"name": "embed", "upstreams": ["http://127.0.0.1:8001"]},
+    ]
+}
+
+
+class StillClock:
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def now(self) -> float:
+        return self.at
+
+    def call_at(self, when: float, callback: Any) -> Timer:
+        raise NotImplementedError("nothing here waits")
+
+
+class FakePool:
+    """A pool with a real controller and a load that the test sets."""
+
+    def __init__(self, config: PoolConfig, now: float) -> None:
+        self.config = config
+        self.current = Load()
+        self.controller = PoolController(
+            config.name,
+            slo=config.to_slo(),
+            setpoints=config.to_setpoints(),
+            bounds=config.to_bounds(),
+            law=config.law,
+            now=now,
+        )
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def load(self, now: float) -> Load:
+        return self.current
+
+    def stats(self) -> dict[str, Any]:
+        return {"upstreams": [{"url": upstream.url} for upstream in self.config.upstreams]}
+
+
+class FakeOperator:
+    """Implements `proxy.admin.operator.Operator`."""
+
+    def __init__(self, data: Mapping[str, Any] = CONFIG) -> None:
+        self.clock = StillClock()
+        self.config = Config.model_validate(data)
+        self.generation = 1
+        self.metrics = Metrics(self.config.pools, process=False)
+        self.pools = {pool.name: FakePool(pool, self.clock.now()) for pool in self.config.pools}
+        self.reasons: list[str] = []
+        self.next_reload: Reloaded | ConfigError = Reloaded(2, ("pools[0].slo",), ())
+
+    def unready(self) -> list[str]:
+        return self.reasons
+
+    async def reload(self) -> Reloaded:
+        if isinstance(self.next_reload, ConfigError):
+            raise self.next_reload
+        self.generation = self.next_reload.generation
+        return self.next_reload
