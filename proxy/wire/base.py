@@ -51,6 +51,8 @@ class Route(NamedTuple):
     """Whether the body is read and parsed; otherwise it is relayed as it comes."""
     queued: bool = True
     """Whether it is accelerator work that waits its turn; listings and health checks do not."""
+    generates: bool = True
+    """Whether the answer grows token by token; embeddings, scores and listings do not."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,8 @@ class Reply(NamedTuple):
     status: int
     body: bytes
     content_type: str = "application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that belong to this body, beside content-type and content-length."""
 
 
 class Usage(NamedTuple):
@@ -154,6 +158,16 @@ class WireFormat:
         """Return one upstream body for calls of one compat_key, items in order."""
         raise NotImplementedError
 
-    def split(self, calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
-        """Split the answer to `merge(calls)` into one reply per call. Raises MergeMismatch."""
+    def merge_headers(self, calls: Sequence[Call], body: bytes) -> Sequence[tuple[bytes, bytes]]:
+        """Return headers (names lower case) that the merged `body` needs in place of the first call's own."""
+        return ()
+
+    def split(
+        self, calls: Sequence[Call], status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> list[Reply]:
+        """Split the answer to `merge(calls)` into one reply per call, in the order of `calls`.
+
+        `headers` are the answer's. A status other than 2xx concerns everybody: each call gets the answer as it
+        is. Raises MergeMismatch when the answer does not map one to one onto the items.
+        """
         raise NotImplementedError

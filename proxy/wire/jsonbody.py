@@ -1,0 +1,114 @@
+"""JSON request bodies: read safely, explained when broken, compared canonically."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from proxy.wire.base import BadRequest, Head
+
+__all__ = ["canonical", "load_object", "model_name", "positive", "whole"]
+
+_KEY_BEFORE = re.compile(rb'"((?:[^"\\]|\\.){1,64})"\s*:')
+_EXACT_LIMIT = 2.0**53
+
+
+def load_object(head: Head, body: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None when the body is compressed, so that nothing can be known about it.
+
+    Raises BadRequest, naming the parameter where it can be told, for anything that is not a JSON object in
+    UTF-8 (not-a-number, numbers beyond a double and nesting beyond 1024 levels included).
+    """
+    try:
+        payload = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        if _is_encoded(head):
+            return None
+        raise _explain(error, body) from None
+    if type(payload) is not dict:
+        raise BadRequest("the request body must be a JSON object", code="invalid_json")
+    return payload
+
+
+def model_name(payload: Mapping[str, Any]) -> str:
+    """Return the `model` of a request, empty when it names none. Raises BadRequest when it is no string."""
+    model = payload.get("model")
+    if type(model) is str:
+        return model
+    if model is None:
+        return ""
+    raise BadRequest(f"'model' must be a string, not {_kind(model)}", param="model", code="invalid_type")
+
+
+def whole(value: Any) -> int | None:
+    """Return `value` when it is a whole number >= 0 that survives a double, else None."""
+    if type(value) is int:
+        return value if value >= 0 else None
+    if type(value) is float and 0.0 <= value < _EXACT_LIMIT and value.is_integer():
+        return int(value)
+    return None
+
+
+def positive(value: Any, default: int, limit: int) -> int:
+    """Return a count as the caller gave it, within 1..`limit`; `default` when it gave none we understand."""
+    number = whole(value)
+    return default if number is None else max(1, min(number, limit))
+
+
+def canonical(payload: Mapping[str, Any], without: tuple[str, ...]) -> bytes | None:
+    """Return all fields but those in `without` in one canonical spelling, for comparison.
+
+    None when they cannot be compared exactly: integers beyond 64 bits arrive as rounded floats, so two different
+    ones could look the same, and very deep nesting cannot be written out.
+    """
+    rest = {name: value for name, value in payload.items() if name not in without}
+    if not rest:
+        return b"{}"
+    if not _exact(rest):
+        return None
+    try:
+        return orjson.dumps(rest, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return None
+
+
+def _exact(value: Any) -> bool:
+    """Tell whether no number in `value` may have been rounded. Iterative: nesting is the caller's to choose."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        kind = type(item)
+        if kind is float:
+            if not -_EXACT_LIMIT < item < _EXACT_LIMIT:
+                return False
+        elif kind is dict:
+            stack.extend(item.values())
+        elif kind is list:
+            stack.extend(item)
+    return True
+
+
+def _is_encoded(head: Head) -> bool:
+    encoding = head.get(b"content-encoding")
+    return encoding is not None and encoding.strip().lower() not in ("", "identity")
+
+
+def _explain(error: orjson.JSONDecodeError, body: bytes) -> BadRequest:
+    """Turn a parse error into one that names the parameter it is in, as far as the text before it tells."""
+    if not body.strip():
+        return BadRequest("the request body is empty; a JSON object is needed", code="invalid_json")
+    param = None
+    # The position counts characters of the text so far; in bytes it can only be further on.
+    before = body[: error.pos + 1] if body.isascii() else body.decode("utf-8", "replace")[: error.pos + 1].encode()
+    for found in _KEY_BEFORE.finditer(before[-4096:]):
+        param = found.group(1).decode("utf-8", "replace")
+    where = f" (in or after {param!r})" if param else ""
+    return BadRequest(f"the request body is not valid JSON{where}: {error}", param=param, code="invalid_json")
+
+
+def _kind(value: Any) -> str:
+    names = {bool: "a boolean", int: "a number", float: "a number", list: "an array", dict: "an object"}
+    return names.get(type(value), type(value).__name__)

@@ -1,0 +1,289 @@
+"""OpenAI's API as its servers speak it: chat, completions, embeddings, responses, models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import orjson
+
+from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
+from proxy.wire.items import by_index, merged_body, pass_on, read_items, weights
+from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
+from proxy.wire.openai_stream import ChatTap, CompletionTap, ResponsesTap
+from proxy.wire.openai_vectors import load_embeddings, load_reply
+from proxy.wire.prompt import Prompt, estimate, excerpt, read_messages
+from proxy.wire.tail import TailTap
+from proxy.wire.usage import split_usage
+
+__all__ = ["OpenAI"]
+
+CHAT = Route("chat.completions")
+COMPLETIONS = Route("completions")
+EMBEDDINGS = Route("embeddings", generates=False)
+RESPONSES = Route("responses")
+MODELS = Route("models", inspect=False, queued=False, generates=False)
+
+_POST = {
+    "/chat/completions": CHAT,
+    "/completions": COMPLETIONS,
+    "/embeddings": EMBEDDINGS,
+    "/responses": RESPONSES,
+}
+_V1 = {"/v1" + path: route for path, route in _POST.items()}
+_PREFIX = re.compile(r"|.*/v[0-9]+(?:beta)?|(?:/.*)?/openai(?:/.*)?")
+"""What may stand before an operation: nothing, a version under any prefix, an Azure-style deployment."""
+
+MAX_SEQUENCES = 128
+"""The most sequences one request counts as, however large its `n` is."""
+
+# Fields under which completions of a list are not simply the completions of its members.
+_UNMERGEABLE = ("n", "best_of", "seed", "suffix", "prompt_embeds", "use_beam_search", "stream_options")
+
+_ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+}
+
+
+class OpenAI(WireFormat):
+    """The `openai` wire format.
+
+    Embeddings and non-streaming completions merge as list inputs; results are mapped back by `index`, checked, and
+    usage is divided to the last token. Chats and responses go one by one and their bodies are never rewritten.
+    Paths are recognised under any prefix, as gateways and Azure-style deployments have them.
+    """
+
+    name = "openai"
+
+    def match(self, method: str, path: str) -> Route | None:
+        """Return the operation for `method path`, whatever the prefix before it."""
+        if method == "POST":
+            route = _V1.get(path)
+            if route is not None:
+                return route
+            for suffix, candidate in _POST.items():
+                if path.endswith(suffix) and _PREFIX.fullmatch(path, 0, len(path) - len(suffix)):
+                    return candidate
+            return None
+        if method in ("GET", "HEAD") and (path.endswith("/v1/models") or "/v1/models/" in path):
+            return MODELS
+        return None
+
+    def parse(self, route: Route, head: Head, body: bytes) -> Call:
+        """Read one request. Raises BadRequest when the body is no JSON object or the model no string."""
+        if not route.inspect:
+            return Call(route, body)
+        payload = load_object(head, body)
+        if payload is None:
+            return Call(route, body)
+        model = model_name(payload)
+        if route is CHAT:
+            return _chat(body, payload, model)
+        if route is EMBEDDINGS:
+            return _embeddings(head, body, payload, model)
+        if route is COMPLETIONS:
+            return _completions(head, body, payload, model)
+        return _responses(body, payload, model)
+
+    def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
+        """Return `{"error": {message, type, param, code}}`."""
+        return Reply(status, orjson.dumps(_error(status, kind, message, param)))
+
+    def stream_error(self, kind: str, message: str) -> bytes:
+        """Return an error event, as OpenAI's own clients understand it inside a stream. No `[DONE]` follows it."""
+        return b"data: " + orjson.dumps(_error(502, kind, message, None)) + b"\n\n"
+
+    def keepalive(self) -> bytes:
+        """Return a server-sent comment."""
+        return b": keep-alive\n\n"
+
+    def tap(self, call: Call, content_type: str) -> Tap:
+        """Return a reader of the answer's usage."""
+        if not content_type.startswith("text/event-stream"):
+            return TailTap()
+        if call.route is CHAT:
+            return ChatTap()
+        return ResponsesTap() if call.route is RESPONSES else CompletionTap()
+
+    def merge(self, calls: Sequence[Call]) -> bytes:
+        """Return one body whose `input` or `prompt` lists everybody's items."""
+        return merged_body(calls, _field(calls[0]), [call.extra["items"] for call in calls])
+
+    def split(
+        self, calls: Sequence[Call], status: int, body: bytes, headers: Sequence[tuple[bytes, bytes]] = ()
+    ) -> list[Reply]:
+        """Map results back by index and divide the usage."""
+        if len(calls) == 1 or not 200 <= status < 300:
+            return pass_on(calls, status, body, headers)
+        if calls[0].route is EMBEDDINGS:
+            return _split_embeddings(calls, status, body)
+        return _split_completions(calls, status, body)
+
+
+def _chat(body: bytes, payload: dict[str, Any], model: str) -> Call:
+    prompt = Prompt()
+    read_messages(payload.get("messages"), prompt)
+    tools = payload.get("tools")
+    if tools:
+        prompt.add_json(tools)
+    limit = payload.get("max_completion_tokens")
+    if limit is None:
+        limit = payload.get("max_tokens")
+    n = payload.get("n")
+    return Call(
+        route=CHAT,
+        body=body,
+        model=model,
+        stream=bool(payload.get("stream")),
+        items=1 if n is None else positive(n, 1, MAX_SEQUENCES),
+        prompt_tokens=prompt.tokens,
+        max_tokens=whole(limit),
+        payload=payload,
+        text=prompt.text,
+    )
+
+
+def _responses(body: bytes, payload: dict[str, Any], model: str) -> Call:
+    prompt = Prompt()
+    instructions = payload.get("instructions")
+    if type(instructions) is str:
+        prompt.add(instructions)
+    given = payload.get("input")
+    if type(given) is str:
+        prompt.add(given)
+    else:
+        read_messages(given, prompt)
+    tools = payload.get("tools")
+    if tools:
+        prompt.add_json(tools)
+    return Call(
+        route=RESPONSES,
+        body=body,
+        model=model,
+        stream=bool(payload.get("stream")),
+        prompt_tokens=prompt.tokens,
+        max_tokens=whole(payload.get("max_output_tokens")),
+        payload=payload,
+        text=prompt.text,
+    )
+
+
+def _embeddings(head: Head, body: bytes, payload: dict[str, Any], model: str) -> Call:
+    call = Call(route=EMBEDDINGS, body=body, model=model, payload=payload)
+    _read_list(call, head, "input")
+    return call
+
+
+def _completions(head: Head, body: bytes, payload: dict[str, Any], model: str) -> Call:
+    stream = bool(payload.get("stream"))
+    call = Call(
+        route=COMPLETIONS,
+        body=body,
+        model=model,
+        stream=stream,
+        max_tokens=whole(payload.get("max_tokens")),
+        payload=payload,
+    )
+    _read_list(call, head, "prompt")
+    sequences = max(positive(payload.get("n"), 1, MAX_SEQUENCES), positive(payload.get("best_of"), 1, MAX_SEQUENCES))
+    call.items *= sequences
+    if stream or not all(_absent(name, payload.get(name)) for name in _UNMERGEABLE):
+        call.compat_key = None
+    return call
+
+
+def _absent(name: str, value: Any) -> bool:
+    """Tell whether a field is as good as not there."""
+    return value is None or value is False or (name in ("n", "best_of") and type(value) is int and value == 1)
+
+
+def _read_list(call: Call, head: Head, field: str) -> None:
+    """Fill in the items of a call, their cost, and the key under which they may be merged with others'."""
+    value = call.payload.get(field)
+    items = read_items(value)
+    if items is None:
+        call.items = max(1, len(value)) if type(value) is list else 1
+        call.prompt_tokens = estimate(value)
+        return
+    values = items.values
+    call.items = len(values)
+    call.prompt_tokens = sum(map(estimate, values))
+    call.extra["items"] = values
+    if items.kind == "text":
+        call.text = excerpt(values, sum(map(len, values)))
+    rest = canonical(call.payload, ("model", field))
+    if rest is not None:
+        call.compat_key = (call.route.name, head.target, call.model, items.kind, rest)
+
+
+def _field(call: Call) -> str:
+    return "input" if call.route is EMBEDDINGS else "prompt"
+
+
+def _split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
+    items = [call.extra["items"] for call in calls]
+    envelope = load_embeddings(body)
+    results = by_index(envelope.get("data"), sum(map(len, items)))
+    bills = split_usage(envelope.get("usage"), weights(items))
+    replies, start = [], 0
+    for values, bill in zip(items, bills, strict=True):
+        mine = results[start : start + len(values)]
+        start += len(values)
+        for index, result in enumerate(mine):
+            result["index"] = index
+        answer = {**envelope, "data": mine}
+        if "usage" in envelope:
+            answer["usage"] = bill
+        replies.append(Reply(status, orjson.dumps(answer)))
+    return replies
+
+
+def _split_completions(calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
+    items = [call.extra["items"] for call in calls]
+    envelope = load_reply(body)
+    choices = by_index(envelope.get("choices"), sum(map(len, items)))
+    grouped, start = [], 0
+    for values in items:
+        grouped.append(choices[start : start + len(values)])
+        start += len(values)
+    outputs = [sum(map(_output_weight, mine)) for mine in grouped]
+    bills = split_usage(envelope.get("usage"), weights(items), outputs)
+    replies = []
+    for position, (mine, bill) in enumerate(zip(grouped, bills, strict=True)):
+        for index, choice in enumerate(mine):
+            choice["index"] = index
+        answer = {**envelope, "choices": mine}
+        if type(envelope.get("id")) is str:
+            answer["id"] = f"{envelope['id']}-{position}"
+        if "usage" in envelope:
+            answer["usage"] = bill
+        replies.append(Reply(status, orjson.dumps(answer)))
+    return replies
+
+
+def _output_weight(choice: dict[str, Any]) -> int:
+    """Estimate the output tokens of a choice, by its token list where it has one."""
+    for holder, name in ((choice, "token_ids"), (choice.get("logprobs"), "tokens")):
+        listed = holder.get(name) if type(holder) is dict else None
+        if type(listed) is list:
+            return len(listed)
+    return estimate(choice.get("text"))
+
+
+def _error(status: int, kind: str, message: str, param: str | None) -> dict[str, Any]:
+    return {
+        "error": {
+            "message": message,
+            "type": _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error"),
+            "param": param,
+            "code": kind,
+        }
+    }

@@ -1,0 +1,133 @@
+"""Usage, token counts and the end marker of OpenAI's streams."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from proxy.wire.base import Usage
+from proxy.wire.sse import KEPT_TAIL, SseTap, event_data, event_name
+from proxy.wire.tail import read_usage
+
+__all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
+
+
+class CompletionTap(SseTap):
+    """Reads a stream of completion chunks.
+
+    An event counts as a token when any of its choices brings output. The events that may hold usage and the
+    finish reason are only remembered; they are parsed when somebody asks.
+    """
+
+    __slots__ = ("_done", "_reason", "_usage")
+
+    text_member = b'"text":"'
+    """What comes before the text of a token, compactly written; other spellings are parsed in full."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._usage: bytes | None = None
+        self._reason: bytes | None = None
+        self._done = False
+
+    def event(self, data: bytes) -> None:
+        """Look at one chunk."""
+        data = event_data(data) or _headless(data)
+        at = data.find(self.text_member)
+        if at >= 0 and data[at + len(self.text_member)] != 34:
+            self.tokens_seen += 1
+        elif data == b"[DONE]" or data.strip() == b"[DONE]":
+            self._done = True
+            return
+        elif data and _brings_output(data):
+            self.tokens_seen += 1
+        if b'"usage"' in data and not _is_null(data, b'"usage"'):
+            self._usage = data
+        if b'"finish_reason"' in data and not _is_null(data, b'"finish_reason"'):
+            self._reason = data
+
+    def finished(self) -> bool:
+        """Whether `[DONE]` has passed."""
+        return self._done
+
+    def usage(self) -> Usage:
+        """Return the reported usage, else the number of token-bearing events."""
+        reported = read_usage(self._usage) if self._usage else Usage()
+        reason = read_usage(self._reason).finish_reason if self._reason else None
+        output = reported.output_tokens
+        if output is None and self.tokens_seen:
+            output = self.tokens_seen
+        return Usage(reported.prompt_tokens, output, reason)
+
+
+class ChatTap(CompletionTap):
+    """Reads a stream of chat chunks."""
+
+    __slots__ = ()
+
+    text_member = b'content":"'  # reasoning_content too
+
+
+class ResponsesTap(SseTap):
+    """Reads the typed events of a response; the terminal one repeats the whole response with its usage."""
+
+    __slots__ = ("_terminal",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._terminal: bytes | None = None
+
+    def event(self, data: bytes) -> None:
+        """Look at one typed event."""
+        name = event_name(data)
+        if name.endswith(b".delta"):
+            self.tokens_seen += 1
+        elif name in (b"response.completed", b"response.incomplete", b"response.failed") or _is_terminal(data, name):
+            self._terminal = data
+
+    def finished(self) -> bool:
+        """Whether the response was reported completed, incomplete or failed."""
+        return self._terminal is not None
+
+    def usage(self) -> Usage:
+        """Return the usage of the terminal event, else the number of deltas."""
+        reported = read_usage(self._terminal) if self._terminal else Usage()
+        output = reported.output_tokens
+        if output is None and self.tokens_seen:
+            output = self.tokens_seen
+        return Usage(reported.prompt_tokens, output, reported.finish_reason)
+
+
+def _headless(event: bytes) -> bytes:
+    """Return an event that was too long to be kept with its field names, b"" when it is none but a comment."""
+    return event if len(event) == KEPT_TAIL else b""
+
+
+def _is_null(data: bytes, member: bytes) -> bool:
+    return member + b":null" in data or member + b": null" in data
+
+
+def _is_terminal(event: bytes, name: bytes) -> bool:
+    """Recognise a terminal event that was too long to be kept with its name, by the way it ends."""
+    return not name and event[-64:].rstrip().endswith(b"}}") and b'"usage"' in event
+
+
+def _brings_output(data: bytes) -> bool:
+    """Tell whether any choice of a chunk brings text, reasoning, a refusal or a piece of a tool call."""
+    try:
+        chunk = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return False
+    choices = chunk.get("choices") if type(chunk) is dict else None
+    if type(choices) is not list:
+        return False
+    return any(type(choice) is dict and _choice_brings_output(choice) for choice in choices)
+
+
+def _choice_brings_output(choice: dict[str, Any]) -> bool:
+    delta = choice.get("delta")
+    source = delta if type(delta) is dict else choice
+    return any(
+        source.get(name) for name in ("content", "text", "reasoning_content", "reasoning", "refusal", "tool_calls")
+    )

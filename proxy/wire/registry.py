@@ -1,0 +1,67 @@
+"""Wire formats by name, and which of them a request speaks."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import NamedTuple
+
+from proxy.wire.base import Route, WireFormat
+from proxy.wire.openai import OpenAI
+from proxy.wire.passthrough import RELAY, Passthrough
+
+__all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "wire_format", "wire_names"]
+
+AUTO = "auto"
+"""The name that stands for: whichever format claims the path."""
+
+PASSTHROUGH = Passthrough()
+
+_FORMATS: dict[str, WireFormat] = {wire.name: wire for wire in (OpenAI(), PASSTHROUGH)}
+
+_DETECTED: tuple[WireFormat, ...] = (_FORMATS["openai"],)
+"""In the order in which `auto` asks them."""
+
+
+class UnknownWireFormat(ValueError):
+    """No format goes by that name; the message lists those that exist."""
+
+
+class Match(NamedTuple):
+    """A request's format and operation."""
+
+    wire: WireFormat
+    route: Route
+
+
+def wire_names() -> tuple[str, ...]:
+    """Return every name that a pool's `wire` may have."""
+    return (AUTO, *_FORMATS)
+
+
+def wire_format(name: str) -> WireFormat:
+    """Return the format called `name`; `auto` by itself is none. Raises UnknownWireFormat."""
+    wire = _FORMATS.get(name)
+    if wire is None:
+        close = get_close_matches(name, _FORMATS, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise UnknownWireFormat(f"unknown wire format {name!r}.{hint} Known: {', '.join(wire_names())}")
+    return wire
+
+
+def detect(method: str, path: str, wire: str = AUTO) -> Match:
+    """Return the format and operation of `method path`.
+
+    `wire` is what the pool is configured to speak. With `auto` every format is asked in turn whether the path is
+    one of its own unmistakable ones; a path that several protocols use for different things (`/`, `/predict`) is
+    claimed only by a format that is configured by name. Whatever nobody claims is relayed untouched, as is
+    everything when `wire` is `passthrough`. Raises UnknownWireFormat.
+    """
+    if wire == AUTO:
+        for candidate in _DETECTED:
+            route = candidate.match(method, path)
+            if route is not None:
+                return Match(candidate, route)
+        return Match(PASSTHROUGH, RELAY)
+    chosen = wire_format(wire)
+    route = chosen.match(method, path)
+    return Match(chosen, RELAY if route is None else route)

@@ -1,0 +1,117 @@
+"""Reading usage off the end of a JSON answer, without parsing or keeping the rest."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from proxy.wire.base import Tap, Usage
+
+__all__ = ["TailTap", "last_object", "last_scalar", "read_usage"]
+
+KEPT = 16_384
+"""Bytes kept of the end of an answer."""
+
+ATTEMPTS = 8
+"""How many members of the name are tried, from the last one back: an adversarial answer must not cost much."""
+
+_BRACES = re.compile(rb"[{}]")
+_COLON = re.compile(rb"\s*:\s*")
+_SCALAR = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*)')
+
+
+class TailTap(Tap):
+    """Keeps the last KEPT bytes of an answer and looks for usage in them when asked.
+
+    A key with its colon cannot occur inside a JSON string, where quotes are escaped, so searching the raw tail
+    finds real members only. A compressed answer holds none and counts nothing.
+    """
+
+    __slots__ = ("_pieces", "_size")
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> None:
+        """Keep the end of what has passed so far."""
+        self._pieces.append(data)
+        self._size += len(data)
+        if self._size > 4 * KEPT or len(self._pieces) > 64:
+            self._pieces = [self.tail()]
+            self._size = len(self._pieces[0])
+
+    def tail(self) -> bytes:
+        """Return the last KEPT bytes, or all when there are fewer."""
+        return b"".join(self._pieces)[-KEPT:]
+
+    def usage(self) -> Usage:
+        """Return the counts of the last `usage` member."""
+        return read_usage(self.tail())
+
+
+def last_object(data: bytes, name: bytes) -> dict[str, Any] | None:
+    """Return the last complete object that is the value of a member called `name`; None when there is none."""
+    end = len(data)
+    needle = b'"' + name + b'"'
+    for _ in range(ATTEMPTS):
+        end = at = data.rfind(needle, 0, end)
+        if at < 0:
+            break
+        start = _after_colon(data, at + len(needle))
+        if data[start : start + 1] != b"{":
+            continue
+        depth = 0
+        for brace in _BRACES.finditer(data, start):
+            depth += 1 if brace.group() == b"{" else -1
+            if depth == 0:
+                try:
+                    value: dict[str, Any] = orjson.loads(data[start : brace.end()])
+                except orjson.JSONDecodeError:
+                    break  # a brace inside a string: not the flat counts we look for
+                return value
+    return None
+
+
+def last_scalar(data: bytes, name: bytes) -> Any:
+    """Return the value of the last member called `name` that is a string or a number; None when there is none."""
+    end = len(data)
+    needle = b'"' + name + b'"'
+    for _ in range(ATTEMPTS):
+        end = at = data.rfind(needle, 0, end)
+        if at < 0:
+            break
+        found = _SCALAR.match(data, at + len(needle))
+        if found:
+            try:
+                return orjson.loads(found.group(1))
+            except orjson.JSONDecodeError:
+                continue
+    return None
+
+
+def read_usage(data: bytes) -> Usage:
+    """Read OpenAI-shaped usage and the finish reason from the end of an answer or from one event."""
+    usage = last_object(data, b"usage") or {}
+    finish = last_scalar(data, b"finish_reason")
+    return Usage(
+        _count(usage, "prompt_tokens", "input_tokens"),
+        _count(usage, "completion_tokens", "output_tokens"),
+        finish if type(finish) is str else None,
+    )
+
+
+def _count(usage: dict[str, Any], *names: str) -> int | None:
+    for name in names:
+        value = usage.get(name)
+        if type(value) is int and value >= 0:
+            return value
+    return None
+
+
+def _after_colon(data: bytes, at: int) -> int:
+    """Return the position of the value that follows a member name, or -1 when no colon follows it."""
+    found = _COLON.match(data, at)
+    return found.end() if found else -1
