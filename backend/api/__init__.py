@@ -1,0 +1,1 @@
+"""The worker's HTTP front: OpenAI-compatible requests in, engine requests out."""

@@ -1,0 +1,278 @@
+"""`POST /v1/chat/completions`: messages through the model's chat template, answered n times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from aiohttp import web
+
+from backend.api.body import read_json
+from backend.api.envelope import NO_GRAMMAR, Envelope, read_envelope
+from backend.api.errors import InvalidRequest, json_response
+from backend.api.fields import Field, boolean, integer, mapping, refuse_fields, type_name
+from backend.api.generation import Choice, collect, generate, total_usage, usage_object
+from backend.api.logprobs import chat_logprobs
+from backend.api.messages import read_messages
+from backend.api.sampling import MAX_LOGPROBS, read_sampling
+from backend.api.service import Service, new_id
+from backend.api.sse import stream_chunks
+from backend.api.tools import ToolCall, ToolParser, Tools, read_tools
+from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
+
+__all__ = ["chat", "render_prompt"]
+
+LOGPROBS: Final[Field] = boolean("logprobs")
+TOP_LOGPROBS: Final[Field] = integer("top_logprobs", 0, MAX_LOGPROBS)
+GENERATION_PROMPT: Final[Field] = boolean("add_generation_prompt", True)
+TEMPLATE_KWARGS: Final[Field] = mapping("chat_template_kwargs")
+TEMPLATE_OWN: Final = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
+REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "functions": (([],), "use 'tools'."),
+    "function_call": (("none",), "use 'tools' and 'tool_choice'."),
+    "audio": ((), "this model writes text only."),
+    "modalities": ((["text"],), "this model writes text only."),
+    "web_search_options": ((), "the worker reaches no network."),
+    "chat_template": ((), "templates are not taken from requests."),
+    "continue_final_message": ((False,), "send the rendered prompt to /v1/completions."),
+    "documents": (([],), "put them into the messages."),
+    "echo": ((False,), "use /v1/completions."),
+    "best_of": ((1,), "ask for 'n' choices with 'logprobs' and choose."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A checked chat request."""
+
+    id: str
+    created: int
+    envelope: Envelope
+    request: GenerationRequest
+    tools: Tools | None
+    """Set when tool calls are to be looked for in the output."""
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the keys that every object of this answer starts with."""
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.envelope.model}
+
+
+def _check_response_format(value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, dict):
+        raise InvalidRequest(
+            f"'response_format' must be an object, not {type_name(value)}.",
+            param="response_format",
+            code="invalid_type",
+        )
+    kind = value.get("type")
+    if kind == "text":
+        return
+    if kind in ("json_object", "json_schema"):
+        raise InvalidRequest(
+            f"'response_format' of type '{kind}' is not supported: {NO_GRAMMAR}",
+            param="response_format",
+            code="unsupported_parameter",
+        )
+    raise InvalidRequest(
+        f"'response_format.type' must be 'text', 'json_object' or 'json_schema', but it is {kind!r}.",
+        param="response_format",
+        code="invalid_value",
+    )
+
+
+def _read_logprobs(body: Mapping[str, Any]) -> int | None:
+    top: int | None = TOP_LOGPROBS.read(body)
+    if LOGPROBS.read(body):
+        return top or 0
+    if top:
+        raise InvalidRequest(
+            "'top_logprobs' is only allowed when 'logprobs' is true.", param="top_logprobs", code="invalid_value"
+        )
+    return None
+
+
+async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> list[int]:
+    """Render `messages` through the chat template and tokenise, without adding special tokens a second time.
+
+    Raises:
+        InvalidRequest: a message is wrong, the model has no template, or the template refuses the messages.
+    """
+    messages = read_messages(body.get("messages"))
+    tokenizer = service.model.tokenizer
+    if tokenizer.chat_template is None:
+        raise InvalidRequest(
+            "This model has no chat template: use /v1/completions.",
+            param="messages",
+            code="no_chat_template",
+        )
+    if "developer" not in tokenizer.chat_template:
+        messages = [{**m, "role": "system"} if m["role"] == "developer" else m for m in messages]
+    extra = TEMPLATE_KWARGS.read(body) or {}
+    if clash := sorted(TEMPLATE_OWN & extra.keys()):
+        raise InvalidRequest(
+            f"'chat_template_kwargs' may not set {clash[0]!r}.", param="chat_template_kwargs", code="invalid_value"
+        )
+
+    def render() -> str:
+        return tokenizer.apply_chat_template(
+            messages, tools, add_generation_prompt=GENERATION_PROMPT.read(body), **extra
+        )
+
+    try:
+        text = render()
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(
+            f"The model's chat template refuses these messages: {error}", param="messages", code="template_error"
+        ) from error
+    (ids,) = await service.encode([text], add_special_tokens=False)
+    service.check_prompt(ids, "messages")
+    return ids
+
+
+async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str, str]) -> Plan:
+    envelope = read_envelope(service, body, headers)
+    refuse_fields(body, REFUSED)
+    _check_response_format(body.get("response_format"))
+    logprobs = _read_logprobs(body)
+    tools = read_tools(body, service.model.tool_format)
+    ids = await render_prompt(service, body, tools.declared if tools else None)
+    room = service.model.max_model_len - len(ids)
+    params = read_sampling(
+        body,
+        vocab_size=service.model.vocab_size,
+        defaults=service.model.sampling_defaults,
+        logprobs=logprobs,
+        default_max_tokens=room,
+        room=room,
+        max_model_len=service.model.max_model_len,
+    )
+    plan_id = new_id("chatcmpl")
+    return Plan(
+        id=plan_id,
+        created=int(service.wall()),
+        envelope=envelope,
+        request=envelope.request(plan_id, ids, params),
+        tools=tools,
+    )
+
+
+def _call_object(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _finish(reason: FinishReason | None, called: bool) -> str | None:
+    return "tool_calls" if called and reason is FinishReason.STOP else reason
+
+
+class Chunks:
+    """Chat chunks: the role first, then content, tool calls once they are complete, the finish, and the usage."""
+
+    def __init__(self, service: Service, plan: Plan) -> None:
+        self._service = service
+        self._plan = plan
+        self._usage: Usage | None = None
+        self._parsers = [ToolParser(plan.tools) for _ in range(plan.envelope.n)] if plan.tools else None
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish_reason: str | None = None,
+        stop_reason: str | int | None = None,
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish_reason,
+        }
+        if finish_reason is not None:
+            choice["stop_reason"] = stop_reason
+        return self._wrap([choice])
+
+    def _wrap(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
+        chunk = {**self._plan.head("chat.completion.chunk"), "choices": choices}
+        if self._plan.envelope.include_usage:
+            chunk["usage"] = usage
+        return chunk
+
+    def start(self) -> Iterator[dict[str, Any]]:
+        """Yield each choice's role."""
+        for index in range(self._plan.envelope.n):
+            yield self._chunk(index, {"role": "assistant", "content": ""})
+
+    def delta(self, position: int, delta: Delta) -> Iterator[dict[str, Any]]:
+        """Yield the chunks for one delta."""
+        if delta.usage is not None:
+            self._usage = delta.usage
+        text = delta.text
+        calls: tuple[ToolCall, ...] = ()
+        if self._parsers is not None:
+            parser = self._parsers[delta.index]
+            text = parser.feed(text)
+            if delta.finish_reason is not None:
+                rest, calls = parser.finish()
+                text += rest
+        logprobs = None
+        if delta.logprobs:
+            logprobs = chat_logprobs(self._service.model.tokenizer, delta.logprobs)
+        if text or logprobs is not None:
+            yield self._chunk(delta.index, {"content": text}, logprobs)
+        for i, call in enumerate(calls):
+            yield self._chunk(delta.index, {"tool_calls": [{"index": i, **_call_object(call)}]})
+        if delta.finish_reason is not None:
+            reason = _finish(delta.finish_reason, bool(calls))
+            yield self._chunk(delta.index, {}, None, reason, delta.stop_reason)
+
+    def end(self) -> Iterator[dict[str, Any]]:
+        """Yield the usage chunk, where asked for."""
+        if self._plan.envelope.include_usage and self._usage is not None:
+            yield self._wrap([], usage_object(self._usage))
+
+
+def _full_choice(service: Service, plan: Plan, index: int, choice: Choice) -> dict[str, Any]:
+    content: str | None = choice.text
+    calls: tuple[ToolCall, ...] = ()
+    if plan.tools is not None:
+        parser = ToolParser(plan.tools)
+        before = parser.feed(choice.text)
+        rest, calls = parser.finish()
+        content = (before + rest) or (None if calls else "")
+    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+    if calls:
+        message["tool_calls"] = [_call_object(call) for call in calls]
+    logprobs = None
+    if plan.request.params.logprobs is not None:
+        logprobs = chat_logprobs(service.model.tokenizer, choice.logprobs)
+    return {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": _finish(choice.finish_reason, bool(calls)),
+        "stop_reason": choice.stop_reason,
+    }
+
+
+async def chat(request: web.Request, service: Service) -> web.StreamResponse:
+    """Answer `POST /v1/chat/completions`.
+
+    Raises:
+        ApiError: anything wrong before the first byte.
+    """
+    arrival = service.clock()
+    plan = await _read(service, await read_json(request), request.headers)
+    if plan.envelope.stream:
+        events = generate(service, [plan.request], arrival)
+        return await stream_chunks(request, events, Chunks(service, plan), write_stall_s=service.limits.write_stall_s)
+    (choices,), usages = await collect(service, [plan.request], arrival)
+    return json_response(
+        {
+            **plan.head("chat.completion"),
+            "choices": [_full_choice(service, plan, index, choice) for index, choice in enumerate(choices)],
+            "usage": usage_object(total_usage(usages)),
+        }
+    )

@@ -1,0 +1,68 @@
+"""`POST /v1/embeddings`: one pooled vector of the served model per input."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+from aiohttp import web
+
+from backend.api.body import read_json
+from backend.api.completions import read_prompts
+from backend.api.errors import json_response
+from backend.api.fields import choice, read_fields, refuse_fields
+from backend.api.generation import api_error
+from backend.api.service import Service
+from backend.engine.errors import EngineError
+
+__all__ = ["embeddings"]
+
+REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
+    "dimensions": ((), "the model's vectors have one length; cut them yourself if they allow it."),
+    "truncate_prompt_tokens": ((), "shorten the input before sending it; '/tokenize' counts its tokens."),
+}
+
+
+def _encode(vector: list[float], encoding: str) -> list[float] | str:
+    """Return a vector as JSON numbers, or as base64 of little-endian float32."""
+    if encoding == "float":
+        return vector
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+async def embeddings(request: web.Request, service: Service) -> web.StreamResponse:
+    """Answer `POST /v1/embeddings`. Vectors have length 1; `pooling` (`mean` or `last`) is an extension.
+
+    Raises:
+        ApiError: anything wrong.
+    """
+    body = await read_json(request)
+    model = service.check_model(body)
+    refuse_fields(body, REFUSED)
+    values = read_fields(
+        body,
+        (
+            choice("encoding_format", ("float", "base64"), "float"),
+            choice("pooling", ("mean", "last"), service.model.pooling),
+        ),
+    )
+    inputs = await read_prompts(service, body.get("input"), "input", max_prompts=service.limits.max_prompts)
+    with service.admit(len(inputs)):
+        try:
+            vectors = await service.engine.embed(inputs, values["pooling"])
+        except EngineError as error:
+            raise api_error(error) from error
+    tokens = sum(map(len, inputs))
+    return json_response(
+        {
+            "object": "list",
+            "model": model,
+            "data": [
+                {"object": "embedding", "index": i, "embedding": _encode(vector, values["encoding_format"])}
+                for i, vector in enumerate(vectors)
+            ],
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+        }
+    )

@@ -1,0 +1,194 @@
+"""Tool calls: what a request declares, and finding the calls in what the model writes."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from backend.api.envelope import NO_GRAMMAR
+from backend.api.errors import InvalidRequest
+from backend.api.fields import type_name
+
+__all__ = ["HERMES", "LLAMA", "MAX_TOOLS", "ToolCall", "ToolParser", "Tools", "read_tools", "tool_format_of"]
+
+HERMES: Final = "hermes"
+"""`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them: Hermes, Qwen2.5, Qwen3."""
+LLAMA: Final = "llama"
+"""The whole answer is `{"name": ..., "parameters": {...}}`, several separated by `;`: Llama 3.1 to 3.3."""
+
+MAX_TOOLS: Final = 128
+OPEN: Final = "<tool_call>"
+CLOSE: Final = "</tool_call>"
+PYTHON_TAG: Final = "<|python_tag|>"
+
+
+class ToolCall(NamedTuple):
+    """One call the model wants made."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, as text."""
+
+
+class Tools(NamedTuple):
+    """The tools of one request, for the template and for the parser."""
+
+    declared: list[dict[str, Any]]
+    names: frozenset[str]
+    format: str
+
+
+def tool_format_of(chat_template: str | None) -> str | None:
+    """Tell from a chat template how its model writes tool calls; None where it knows none."""
+    if chat_template is None or "tools" not in chat_template:
+        return None
+    if OPEN in chat_template:
+        return HERMES
+    return LLAMA if "parameters" in chat_template else None
+
+
+def _bad(path: str, text: str, code: str = "invalid_value") -> InvalidRequest:
+    return InvalidRequest(f"'{path}' {text}", param=path, code=code)
+
+
+def _declared(value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list):
+        raise _bad("tools", f"must be an array, not {type_name(value)}.", "invalid_type")
+    if len(value) > MAX_TOOLS:
+        raise _bad("tools", f"may have at most {MAX_TOOLS} entries, but it has {len(value)}.")
+    for i, tool in enumerate(value):
+        path = f"tools[{i}]"
+        if not isinstance(tool, dict) or tool.get("type") != "function":
+            raise _bad(path, "must be an object of type 'function'.", "invalid_type")
+        function = tool.get("function")
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
+            raise _bad(f"{path}.function", "must be an object with a name.", "invalid_type")
+        if not isinstance(function.get("parameters", {}), dict):
+            raise _bad(f"{path}.function.parameters", "must be a JSON schema object.", "invalid_type")
+    return value
+
+
+def read_tools(body: Mapping[str, Any], tool_format: str | None) -> Tools | None:
+    """Check `tools` and `tool_choice`; None when there is nothing to call.
+
+    Raises:
+        InvalidRequest: malformed, or something this model cannot do.
+    """
+    tools = [] if body.get("tools") is None else _declared(body["tools"])
+    wanted = body.get("tool_choice")
+    if isinstance(wanted, dict) or wanted == "required":
+        raise _bad("tool_choice", f"must be 'auto' or 'none': {NO_GRAMMAR}", "unsupported_parameter")
+    if wanted not in (None, "auto", "none"):
+        raise _bad("tool_choice", f"must be 'auto' or 'none', but it is {wanted!r}.")
+    if wanted == "auto" and not tools:
+        raise _bad("tool_choice", "is only allowed when 'tools' are given.")
+    if not tools or wanted == "none":
+        return None
+    if tool_format is None:
+        raise _bad("tools", "is not supported: this model's chat template knows no tools.", "unsupported_parameter")
+    return Tools(tools, frozenset(tool["function"]["name"] for tool in tools), tool_format)
+
+
+class ToolParser:
+    """Separates one choice's text, as it comes, into content and tool calls.
+
+    Content is passed on as soon as it cannot be the beginning of a call. What looks like a call is held until the
+    choice ends; if it does not parse, it is handed out as the text it was.
+    """
+
+    def __init__(self, tools: Tools) -> None:
+        self._tools = tools
+        self._held = ""
+        self._calling = False
+        self._plain = False
+
+    def feed(self, text: str) -> str:
+        """Take more text; return what is certainly content."""
+        if self._plain:
+            return text
+        self._held += text
+        if self._calling:
+            return ""
+        return self._feed_hermes() if self._tools.format == HERMES else self._feed_llama()
+
+    def _feed_hermes(self) -> str:
+        start = self._held.find(OPEN)
+        self._calling = start >= 0
+        if not self._calling:
+            start = len(self._held) - _held_back(self._held, OPEN)
+        content, self._held = self._held[:start], self._held[start:]
+        return content
+
+    def _feed_llama(self) -> str:
+        """A call can only be the whole answer, so the first characters decide."""
+        head = self._held.lstrip()
+        if head.startswith(("{", PYTHON_TAG)):
+            self._calling = True
+        elif head and not PYTHON_TAG.startswith(head):
+            self._plain = True
+            content, self._held = self._held, ""
+            return content
+        return ""
+
+    def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
+        """End the choice: return the content still held, and the calls."""
+        held, self._held = self._held, ""
+        if not self._calling:
+            return held, ()
+        try:
+            parse = _parse_hermes if self._tools.format == HERMES else _parse_llama
+            rest, calls = parse(held)
+        except ValueError:
+            return held, ()
+        if self._tools.format == LLAMA and any(call.name not in self._tools.names for call in calls):
+            return held, ()  # JSON that was the answer itself
+        return rest, calls
+
+
+def _held_back(text: str, marker: str) -> int:
+    """Return the length of the longest suffix of `text` that is a proper prefix of `marker`."""
+    for length in range(min(len(text), len(marker) - 1), 0, -1):
+        if text.endswith(marker[:length]):
+            return length
+    return 0
+
+
+def _call(value: Any, *argument_keys: str) -> ToolCall:
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        raise ValueError("a tool call is an object with a name")
+    arguments: Any = next((value[key] for key in argument_keys if key in value), {})
+    if not isinstance(arguments, dict):
+        raise ValueError("the arguments of a tool call are an object")
+    return ToolCall("call_" + uuid.uuid4().hex[:24], value["name"], orjson.dumps(arguments).decode())
+
+
+def _parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    """Parse `<tool_call>..</tool_call>` blocks; the last may lack its end (it is often the stop token)."""
+    calls: list[ToolCall] = []
+    rest = ""
+    for block in text.split(OPEN)[1:]:
+        inner, _, after = block.partition(CLOSE)
+        calls.append(_call(json.loads(inner), "arguments", "parameters"))
+        rest += after
+    return rest if rest.strip() else "", tuple(calls)
+
+
+def _parse_llama(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+    return "", tuple(_call(value, "parameters", "arguments") for value in _values(text.replace(PYTHON_TAG, "")))
+
+
+def _values(text: str) -> Iterator[Any]:
+    """Yield the JSON values of a `;`-separated row of them."""
+    decoder = json.JSONDecoder()
+    at = 0
+    while at < len(text):
+        if text[at] in " \t\r\n;":
+            at += 1
+            continue
+        value, at = decoder.raw_decode(text, at)
+        yield value
