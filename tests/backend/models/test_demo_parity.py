@@ -1,0 +1,158 @@
+"""The demo model writes what transformers writes on the same dequantised weights, alone and in company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+
+from backend.engine.runner import ModelRunner
+from backend.models.errors import ModelError
+from backend.weights.gguf_config import gguf_config
+from backend.weights.gguf_file import GGUFFile
+from backend.weights.loader import LoadedModel, load_model
+from backend.weights.locate import locate_model
+from backend.weights.sources import GGUFSource
+from tests.backend.models.checkpoints import MiniLoop, Sequence
+
+pytestmark = pytest.mark.slow
+
+NEW_TOKENS = 12
+MARGIN = 1e-3
+"""Logits closer than this may change places with the order of a sum."""
+
+QUESTIONS = (
+    "What is the capital of France?",
+    "Name three primary colours.",
+    "Write one sentence about the sea.",
+    "2 + 2 =",
+    "¿Cómo se dice 'good morning' en español?",
+    "Summarise in one line: the quick brown fox jumps over the lazy dog, who does not care at all.",
+    "List the days of the week.",
+    "Who wrote Hamlet?",
+    "日本の首都はどこですか?",
+    "Explain gravity to a child.",
+)
+CONTINUATIONS = (
+    "The capital of France is",
+    "Once upon a time, in a small village by the sea,",
+    "def fibonacci(n):\n    ",
+    "1, 1, 2, 3, 5, 8,",
+    "a",
+    "🙂🙂🙂",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "The three laws of thermodynamics are as follows. First, energy cannot be created or destroyed. " * 4,
+    "\tindented\ttext\n\n",
+    "SELECT name FROM users WHERE",
+)
+
+
+@pytest.fixture(scope="module")
+def demo() -> LoadedModel:
+    torch.set_num_threads(1)
+    try:
+        return load_model("demo", dtype="float32")
+    except ModelError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def prompts(demo: LoadedModel) -> list[list[int]]:
+    tokenizer = demo.tokenizer
+    chats = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in QUESTIONS]
+    return [tokenizer.encode(text, add_special_tokens=False) for text in (*chats, *CONTINUATIONS)]
+
+
+@pytest.fixture(scope="module")
+def reference(demo: LoadedModel) -> transformers.PreTrainedModel:
+    """transformers' Llama, filled with the weights as the file stores them, tensor by tensor."""
+    file = GGUFFile(locate_model("demo"))
+    family, config = gguf_config(file)
+    source = GGUFSource(file, family, config)
+    model = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=config.num_heads,
+            num_key_value_heads=config.num_kv_heads,
+            max_position_embeddings=config.max_position,
+            rms_norm_eps=config.norm_eps,
+            tie_word_embeddings=config.tie_embeddings,
+            rope_parameters={"rope_type": "default", "rope_theta": config.ropes[0].theta},
+        )
+    )
+    outcome = model.load_state_dict({name: source.get(name) for name in source.names()}, strict=False)
+    assert outcome.missing_keys in ([], ["lm_head.weight"])
+    assert not outcome.unexpected_keys
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def wanted(
+    prompts: list[list[int]], reference: transformers.PreTrainedModel
+) -> list[tuple[list[int], list[torch.Tensor]]]:
+    """Per prompt the greedy ids and the logits that each was chosen from."""
+    results = []
+    for ids in prompts:
+        out = reference.generate(
+            torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=NEW_TOKENS,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=2,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        results.append((out.sequences[0, len(ids) :].tolist(), [logits[0] for logits in out.logits]))
+    return results
+
+
+def _check(got: list[int], want: tuple[list[int], list[torch.Tensor]]) -> None:
+    """Equal ids up to the first near-tie; after one the texts may rightly part."""
+    for position, (ours, theirs) in enumerate(zip(got, want[0], strict=True)):
+        if ours != theirs:
+            logits = want[1][position]
+            assert float(logits[theirs] - logits[ours]) < MARGIN, f"token {position}: {ours} instead of {theirs}"
+            return
+
+
+def test_greedy_ids_equal_transformers_alone(
+    demo: LoadedModel, prompts: list[list[int]], wanted: list[tuple[list[int], list[torch.Tensor]]]
+) -> None:
+    loop = MiniLoop(ModelRunner(demo, num_blocks=64, block_size=16))
+    for ids, want in zip(prompts, wanted, strict=True):
+        sequence = Sequence(list(ids))
+        logits = loop.prefill(sequence, 512)[-1]
+        for _ in range(NEW_TOKENS - 1):
+            sequence.ids.append(int(logits.argmax()))
+            logits = loop.step([(sequence, 1)])[0]
+        sequence.ids.append(int(logits.argmax()))
+        _check(sequence.ids[len(ids) :], want)
+        loop.release(sequence)
+
+
+def test_greedy_ids_equal_transformers_in_mixed_batches_of_eight(
+    demo: LoadedModel, prompts: list[list[int]], wanted: list[tuple[list[int], list[torch.Tensor]]]
+) -> None:
+    loop = MiniLoop(ModelRunner(demo, num_blocks=128, block_size=16))
+    waiting = list(range(len(prompts)))
+    running: dict[int, Sequence] = {}
+    peak = 0
+    while waiting or running:
+        while waiting and len(running) < 8:
+            index = waiting.pop(0)
+            running[index] = Sequence(list(prompts[index]))
+        peak = max(peak, len(running))
+        # Chunks of 32 beside decodes: rows join, catch up and leave at different steps.
+        work = [(row, min(32, len(row.ids) - row.computed)) for row in running.values()]
+        logits = loop.step(work)
+        for (index, row), scores in zip(list(running.items()), logits, strict=True):
+            if row.computed == len(row.ids):
+                row.ids.append(int(scores.argmax()))
+            if len(row.ids) == len(prompts[index]) + NEW_TOKENS:
+                _check(row.ids[len(prompts[index]) :], wanted[index])
+                loop.release(running.pop(index))
+    assert peak == 8
