@@ -1,0 +1,51 @@
+"""The `trimtab` command. Subcommands are imported when they run, so that every one of them starts at once."""
+
+from __future__ import annotations
+
+import importlib
+from typing import NamedTuple
+
+import click
+
+from policies import __version__
+
+__all__ = ["main"]
+
+
+class _Entry(NamedTuple):
+    module: str
+    help: str
+
+
+_COMMANDS = {
+    "up": _Entry("proxy.cli.up", "Start the demo: bundled worker, proxy and controller."),
+    "serve": _Entry("proxy.cli.serve", "Run the proxy in front of your inference servers."),
+    "worker": _Entry("proxy.cli.worker", "Run the bundled inference server."),
+    "config": _Entry("proxy.cli.config", "Check, show and describe the configuration."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Knows its subcommands by name and imports one only when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        entry = _COMMANDS.get(cmd_name)
+        if entry is None:
+            return None
+        command = importlib.import_module(entry.module).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the subcommands without importing them."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry.help) for name, entry in _COMMANDS.items()])
+
+
+@click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="trimtab")
+def main() -> None:
+    """A reverse proxy in front of inference servers that batches, queues and sheds against a live latency SLO."""

@@ -1,0 +1,45 @@
+"""`trimtab config`: is it right, what is in force, and what could be said."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from proxy.cli.options import config_file_option, find_file, read_config, set_option, settings
+from proxy.config.show import as_data, as_yaml, json_schema
+
+__all__ = ["command"]
+
+
+@click.group("config")
+def command() -> None:
+    """Check, show and describe the configuration."""
+
+
+@command.command()
+@config_file_option
+@set_option
+def check(file: Path | None, sets: tuple[str, ...]) -> None:
+    """Check the configuration; exit code 2 and one line for each problem."""
+    found = find_file(file)
+    config = read_config(found, settings(sets))
+    names = ", ".join(pool.name for pool in config.pools)
+    click.echo(f"{found or 'the environment'}: ok; pools: {names}")
+
+
+@command.command()
+@config_file_option
+@set_option
+@click.option("--json", "as_json", is_flag=True, help="JSON instead of YAML.")
+def show(file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+    """Show every value in force, defaults included, secrets masked."""
+    config = read_config(find_file(file), settings(sets))
+    click.echo(json.dumps(as_data(config), indent=2) if as_json else as_yaml(config), nl=as_json)
+
+
+@command.command()
+def schema() -> None:
+    """Print the JSON Schema of the file, for editors."""
+    click.echo(json.dumps(json_schema(), indent=2))
