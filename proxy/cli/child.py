@@ -72,7 +72,8 @@ class Child:
         """Wait for an event on stdout. Raises ChildFailed when the child ends first."""
         waiting = self._events.setdefault(name, asyncio.get_running_loop().create_future())
         ended = asyncio.create_task(self.wait())
-        await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+        both: tuple[asyncio.Future[Any], asyncio.Future[Any]] = (waiting, ended)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
             ended.cancel()
             return waiting.result()
