@@ -7,24 +7,44 @@ simulator drive the very same object.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from controller.admission import Admission
 from controller.decision import Decision, DecisionLog
+from controller.evidence import Mode, budgets
+from controller.follow_up import FollowUp
+from controller.latency import LatencyWindow, attainment
+from controller.laws import Advice, Law, View, make_law
 from controller.load import Load
-from controller.observation import Observation
+from controller.observation import Observation, Result
+from controller.samples import GenerationSamples, Sample
 from controller.setpoints import Bounds, Setpoints
+from controller.sketch import Sketch
 from controller.slo import SLO
-from controller.verdict import ADMITTED, Choice, Verdict
+from controller.upstream import make_upstream
+from controller.verdict import Choice, Verdict
 from policies.base import Job
 
 __all__ = ["Choice", "Load", "PoolController", "Verdict"]
 
 KNOBS = ("max_batch_size", "window_ms")
+RETARGET_S = 10.0
+"""For so long after a changed target it is judged on what was already seen."""
+_KEPT = 4096
+_NO_LIMITS = "No latency is promised that a batch size could break, so the law holds."
+_UNLIMITED = Verdict(True, "no_admission", None, 0.0)
 
 
 class PoolController:
-    """Steers one pool: admits, forms batches, and retunes `max_batch_size` and `window_ms` once a second."""
+    """Steers one pool: admits, forms batches, and retunes `max_batch_size` and `window_ms` once a second.
+
+    `law_options` go to the law, except for two that every law shares: `admission` (default True; False switches
+    off refusing and shedding by prediction) and `late_target` (default 0.01; the late share among the admitted that
+    predictions are corrected towards). `wall` stamps decisions for people and decides nothing.
+    """
 
     def __init__(
         self,
@@ -35,7 +55,7 @@ class PoolController:
         bounds: Bounds,
         law: str = "aimd",
         law_options: Mapping[str, Any] | None = None,
-        mode: Literal["merge", "gate"] = "merge",
+        mode: Mode = "merge",
         now: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -43,12 +63,29 @@ class PoolController:
         self.mode = mode
         self.bounds = bounds
         self.decisions = DecisionLog(wall=wall)
+        self.frozen = False
         self._slo = slo
         self._setpoints = setpoints
-        self._law_name = law
-        self._law_options = dict(law_options or {})
         self._pins: dict[str, float] = {}
-        self._started = now
+        self._law, self._admission_on, late_target = _build_law(law, law_options)
+        self._shadow: Law | None = None
+        self._upstream = make_upstream(mode, late_target)
+        self._admission = Admission()
+        self._window = LatencyWindow()
+        self._kept: deque[Observation] = deque(maxlen=_KEPT)
+        self._gaps = Sketch()
+        self._samples = GenerationSamples(setpoints.generation, now)
+        self._limits = budgets(slo, mode, self._law.e2e_share)
+        self._follow_up = FollowUp(self.decisions)
+        self._retarget: Literal["", "tightened", "loosened"] = ""
+        self._retarget_at = now - RETARGET_S
+        self._told_no_limits = False
+        self._cap_bound = False
+        self._arrivals = 0
+        self._arrival_rate: float | None = None
+        self._last_tick = now
+
+    # What the proxy reads.
 
     @property
     def setpoints(self) -> Setpoints:
@@ -63,84 +100,297 @@ class PoolController:
     @property
     def law_name(self) -> str:
         """The law that turns the knobs."""
-        return self._law_name
+        return self._law.name
 
     @property
     def pins(self) -> Mapping[str, float]:
         """Knobs an operator holds, by name."""
         return dict(self._pins)
 
+    @property
+    def arrival_rate(self) -> float:
+        """Requests a second, refused ones included, averaged over a few seconds."""
+        return self._arrival_rate or 0.0
+
+    # The request path.
+
     def observe(self, obs: Observation) -> None:
         """Take in one finished request."""
+        missed = self._window.add(obs, self._slo)
+        self._kept.append(obs)
+        sample = Sample.of(obs)
+        if sample is None:
+            return
+        self._law.observe(sample)
+        if self._shadow is not None:
+            self._shadow.observe(sample)
+        self._samples.add(sample, obs.generation)
+        if obs.result is Result.OK or obs.result is Result.TIMEOUT:
+            self._upstream.observe(obs, bool(missed))
 
     def token(self, gap_s: float) -> None:
         """Take in one gap between two tokens of a running stream, in seconds."""
+        self._gaps.add(max(0.0, gap_s))
 
     def admit(self, job: Job, now: float, load: Load) -> Verdict:
-        """Say whether `job` may queue."""
-        return ADMITTED
+        """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then."""
+        self._arrivals += 1
+        if not self._admission_on:
+            return _UNLIMITED
+        forecast = self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
+        return self._admission.judge(job, now, load, self._slo, forecast, self._upstream.last_service_s)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
-        """Say how many of the ordered `candidates` to send now, and which to shed."""
-        return Choice(min(len(candidates), self._setpoints.max_batch_size), ())
+        """Say how many of the ordered `candidates` to send now, and which to shed.
+
+        merge: one batch, or none while a call is in flight that is worth waiting for. gate: as many as there are
+        free places.
+        """
+        cap = self._setpoints.max_batch_size
+        if load.queued > cap and self.mode == "merge":
+            self._cap_bound = True
+        return self._upstream.choose(
+            candidates,
+            cap,
+            now,
+            load,
+            self._slo,
+            form=self._law.forms_batches,
+            shed=self._admission_on,
+        )
 
     def window_s(self, now: float, load: Load) -> float:
-        """Return for how long the first waiting item may still be held for company."""
-        return self._setpoints.window_ms / 1000.0
+        """Return for how long after its arrival the first waiting item may be held for company, in seconds.
+
+        0 once a full batch waits, and never so long that the batch could not make an e2e target any more.
+        """
+        window = self._setpoints.window_ms / 1000.0
+        if window <= 0.0 or load.queued >= self._setpoints.max_batch_size:
+            return 0.0
+        if self._slo.e2e_s is None:
+            return window
+        ratio = self._upstream.predicted_ratio(load.queued + 1, self._limits)
+        service = 0.0 if ratio is None else ratio * self._limits[0].limit_s
+        return max(0.0, min(window, self._slo.e2e_s - service))
 
     def retry_after_s(self, now: float, load: Load) -> float:
-        """Return when a refused caller should try again, in seconds."""
-        return 1.0
+        """Return when a refused caller should try again: the predicted drain, within 1..60 s."""
+        return min(60.0, max(1.0, self._upstream.drain_s(self._setpoints.max_batch_size, now, load)))
+
+    # Once a second.
 
     def tick(self, now: float, load: Load) -> Decision | None:
-        """Retune the knobs; call once a second."""
-        return None
+        """Retune the knobs; call once a second. Returns the decision when there was one."""
+        self._measure_arrivals(now)
+        if now >= self._retarget_at + RETARGET_S:
+            self._retarget = ""
+        if self._cap_bound and load.app_limited:
+            load = replace(load, app_limited=False)
+        self._cap_bound = False
+        view = self._view(now, load)
+        evidence = view.evidence()
+        self._follow_up.tick(now, evidence, self._setpoints.max_batch_size)
+        self._consult_shadow(view)
+        if not self._limits and not self._told_no_limits:
+            self._told_no_limits = True
+            return self._note(now, "controller", "hold", self._knobs(), self._knobs(), _NO_LIMITS)
+        advice = None if self.frozen else self._law.tick(view)
+        if advice is None:
+            return None
+        old = self._knobs()
+        changed = self._bounded(advice)
+        if changed is self._setpoints:
+            return None
+        self._follow_up.superseded(now, evidence, self._setpoints.max_batch_size)
+        self._enter(changed, now)
+        decision = self._note(now, "controller", advice.rule, old, self._knobs(), advice.text, advice.seen)
+        self._follow_up.watch(decision.id, now, evidence, changed.max_batch_size)
+        return decision
+
+    # What an operator changes.
 
     def set_slo(self, slo: SLO, now: float, actor: str) -> Decision:
-        """Change the promise."""
+        """Change the promise. What was already seen is judged against it from the next tick on."""
         old, self._slo = self._slo, slo
-        return self._note(now, actor, "admin.slo", _slo_dict(old), _slo_dict(slo), "The SLO changed.")
+        self._retarget = _direction(old, slo)
+        self._retarget_at = now
+        self._limits = budgets(slo, self.mode, self._law.e2e_share)
+        self._told_no_limits = False
+        self._window = LatencyWindow()
+        for obs in self._kept:
+            if now - obs.done <= self._window.window_s:
+                self._window.add(obs, slo)
+        text = f"{actor} {self._retarget or 'restated'} the target."
+        decision = self._note(now, actor, "admin.slo", _slo_dict(old), _slo_dict(slo), text)
+        self._follow_up.watch(
+            decision.id, now, self._view(now, Load()).evidence(), self._setpoints.max_batch_size, "movement"
+        )
+        return decision
 
     def pin(self, values: Mapping[str, float], now: float, actor: str) -> Decision:
         """Hold knobs at `values`, whatever the law says. Raises ValueError for a bad name or value."""
         checked = {name: _check_knob(name, value, self.bounds) for name, value in values.items()}
         old = self._knobs()
         self._pins.update(checked)
-        self._apply_pins()
-        return self._note(now, actor, "admin.pin", old, self._knobs(), f"{_names(checked)} pinned by {actor}.")
+        self._enter(self._pinned(self._setpoints), now)
+        return self._note(now, actor, "admin.pin", old, self._knobs(), f"{actor} pinned {_names(checked)}.")
 
     def unpin(self, names: Iterable[str] | None, now: float, actor: str) -> Decision:
-        """Give knobs back to the law, all of them when `names` is None."""
-        released = [name for name in (self._pins if names is None else names) if name in self._pins]
-        for name in released:
-            del self._pins[name]
-        text = f"{', '.join(released) or 'nothing'} unpinned by {actor}."
-        return self._note(now, actor, "admin.unpin", self._knobs(), self._knobs(), text)
+        """Give knobs back to the law, all when `names` is None. They keep their values until it moves them."""
+        wanted = list(self._pins) if names is None else list(names)
+        for name in wanted:
+            if name not in KNOBS:
+                raise ValueError(f"unknown setpoint {name!r}; known are {', '.join(KNOBS)}")
+        released = {name: self._pins.pop(name) for name in wanted if name in self._pins}
+        text = f"{actor} unpinned {', '.join(released) or 'nothing'}."
+        return self._note(now, actor, "admin.unpin", released, {}, text)
 
     def set_law(self, law: str, options: Mapping[str, Any], now: float, actor: str) -> Decision:
-        """Hand the knobs to another law; they keep their values."""
-        old, self._law_name, self._law_options = self._law_name, law, dict(options)
+        """Hand the knobs to another law; they keep their values. Raises ValueError for a bad name or option."""
+        old = self._law.name
+        self._law, self._admission_on, late_target = _build_law(law, options)
+        self._upstream.late_target(late_target)
+        self._limits = budgets(self._slo, self.mode, self._law.e2e_share)
         return self._note(now, actor, "admin.law", {"law": old}, {"law": law}, f"{actor} replaced {old} by {law}.")
 
+    def set_shadow(self, law: str | None, options: Mapping[str, Any], now: float, actor: str) -> Decision:
+        """Let another law advise without turning anything; None ends it. Its advice is logged as `shadow.<rule>`."""
+        old = self._shadow.name if self._shadow is not None else None
+        self._shadow = None if law is None else _build_law(law, options)[0]
+        text = f"{actor} ended the shadow." if law is None else f"{actor} lets {law} advise in the shadow."
+        return self._note(now, actor, "admin.shadow", {"shadow": old}, {"shadow": law}, text)
+
+    def freeze(self, frozen: bool, now: float, actor: str) -> Decision:
+        """Stop the law from turning knobs, or let it go on. Admission and batch forming are not affected."""
+        old, self.frozen = self.frozen, frozen
+        text = f"{actor} {'froze' if frozen else 'released'} the setpoints."
+        return self._note(now, actor, "admin.freeze", {"frozen": old}, {"frozen": frozen}, text)
+
+    def roll_back(self, decision_id: int, now: float, actor: str) -> Decision:
+        """Put the knobs back to where they were before a decision. Raises ValueError when it is not kept."""
+        found = [entry for entry in self.decisions.since(decision_id - 1) if entry.id == decision_id]
+        if not found or "max_batch_size" not in found[0].old:
+            raise ValueError(f"decision {decision_id} is not kept, or did not move the setpoints")
+        old = self._knobs()
+        back = Advice("admin.roll_back", "", int(found[0].old["max_batch_size"]), float(found[0].old["window_ms"]))
+        self._enter(self._bounded(back), now)
+        text = f"{actor} rolled decision {decision_id} back."
+        return self._note(now, actor, "admin.roll_back", old, self._knobs(), text)
+
     def snapshot(self, now: float) -> dict[str, Any]:
-        """Return the whole state, JSON-ready."""
-        return {"pool": self.pool, "law": self._law_name, "setpoints": self._knobs(), "pins": self.pins}
+        """Return the whole state, JSON-ready: live quantiles with n and interval, counts, attainment, law, model."""
+        counts = self._window.counts(now)
+        return {
+            "pool": self.pool,
+            "mode": self.mode,
+            "law": {"name": self._law.name, "state": self._law.state(), "admission": self._admission_on},
+            "shadow": None if self._shadow is None else self._shadow.name,
+            "frozen": self.frozen,
+            "slo": _slo_dict(self._slo),
+            "setpoints": self._knobs(),
+            "bounds": {
+                "max_batch_size": [self.bounds.min_batch_size, self.bounds.max_batch_size],
+                "window_ms": [self.bounds.min_window_ms, self.bounds.max_window_ms],
+            },
+            "pins": dict(self._pins),
+            "window_s": self._window.window_s,
+            "quantiles": self._window.quantiles(now),
+            "counts": {result.value: counts[result.value] for result in Result} | {"late": counts["late"]},
+            "attainment": attainment(self._slo, counts),
+            "arrival_rate": self.arrival_rate,
+            "generation_samples": len(self._samples.current),
+            "model": self._upstream.as_dict(),
+        }
+
+    # Inner workings.
+
+    def _view(self, now: float, load: Load) -> View:
+        return View(
+            now=now,
+            mode=self.mode,
+            slo=self._slo,
+            limits=self._limits,
+            setpoints=self._setpoints,
+            bounds=self.bounds,
+            load=load,
+            samples=self._samples,
+            predicted_ratio=lambda size: self._upstream.predicted_ratio(size, self._limits),
+            retarget=self._retarget,
+            retarget_at=self._retarget_at,
+            arrival_rate=self.arrival_rate,
+        )
+
+    def _measure_arrivals(self, now: float) -> None:
+        elapsed = now - self._last_tick
+        if elapsed > 0.0:
+            rate = self._arrivals / elapsed
+            self._arrival_rate = rate if self._arrival_rate is None else 0.8 * self._arrival_rate + 0.2 * rate
+            self._arrivals = 0
+            self._last_tick = now
+
+    def _consult_shadow(self, view: View) -> None:
+        advice = None if self._shadow is None else self._shadow.tick(view)
+        if advice is not None:
+            new = {"max_batch_size": advice.max_batch_size, "window_ms": advice.window_ms}
+            self._note(view.now, "shadow", f"shadow.{advice.rule}", self._knobs(), new, advice.text, advice.seen)
+
+    def _bounded(self, advice: Advice) -> Setpoints:
+        size, window = advice.max_batch_size, advice.window_ms
+        changed = self._setpoints.changed(
+            max_batch_size=None if size is None else self.bounds.clamp_batch_size(size),
+            window_ms=None if window is None else self.bounds.clamp_window_ms(window),
+        )
+        return self._pinned(changed)
+
+    def _pinned(self, wanted: Setpoints) -> Setpoints:
+        size = self._pins.get("max_batch_size", wanted.max_batch_size)
+        return self._setpoints.changed(
+            max_batch_size=int(size), window_ms=self._pins.get("window_ms", wanted.window_ms)
+        )
+
+    def _enter(self, setpoints: Setpoints, now: float) -> None:
+        if setpoints is not self._setpoints:
+            self._setpoints = setpoints
+            self._samples.advance(setpoints.generation, now)
 
     def _knobs(self) -> dict[str, Any]:
         return {name: getattr(self._setpoints, name) for name in KNOBS} | {"generation": self._setpoints.generation}
 
-    def _apply_pins(self) -> None:
-        size = self._pins.get("max_batch_size")
-        self._setpoints = self._setpoints.changed(
-            max_batch_size=None if size is None else int(size), window_ms=self._pins.get("window_ms")
-        )
-
     def _note(
-        self, now: float, actor: str, rule: str, old: Mapping[str, Any], new: Mapping[str, Any], text: str
+        self,
+        now: float,
+        actor: str,
+        rule: str,
+        old: Mapping[str, Any],
+        new: Mapping[str, Any],
+        text: str,
+        seen: Mapping[str, Any] | None = None,
     ) -> Decision:
         return self.decisions.add(
-            at=now, pool=self.pool, rule=rule, law=self._law_name, actor=actor, old=old, new=new, text=text
+            at=now, pool=self.pool, rule=rule, law=self._law.name, actor=actor, seen=seen, old=old, new=new, text=text
         )
+
+
+def _build_law(name: str, options: Mapping[str, Any] | None) -> tuple[Law, bool, float]:
+    own = dict(options or {})
+    admission = bool(own.pop("admission", True))
+    late_target = float(own.pop("late_target", 0.01))
+    if not 0.0 < late_target < 0.5:
+        raise ValueError(f"late_target lies in (0, 0.5), not {late_target}")
+    return make_law(name, own), admission, late_target
+
+
+def _direction(old: SLO, new: SLO) -> Literal["", "tightened", "loosened"]:
+    before, after = dict(old.targets()), dict(new.targets())
+    tighter = new.quantile > old.quantile or any(
+        name not in before or target < before[name] for name, target in after.items()
+    )
+    if tighter:
+        return "tightened"
+    looser = new.quantile < old.quantile or any(
+        name not in after or after[name] > target for name, target in before.items()
+    )
+    return "loosened" if looser else ""
 
 
 def _check_knob(name: str, value: float, bounds: Bounds) -> float:

@@ -1,0 +1,126 @@
+"""Will a newcomer make its deadline? Refusing at once beats answering too late.
+
+Measured, this is worth more than any rule for the batch size: under overload the best fixed batch size without it
+keeps half of what it keeps with it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from controller.concurrency_model import ConcurrencyModel
+from controller.load import Load
+from controller.service_model import ServiceModel
+from controller.slo import SLO
+from controller.verdict import ADMITTED, Verdict
+from policies.base import Job
+
+__all__ = ["Admission", "Forecast", "backlog_s", "forecast_gate", "forecast_merge"]
+
+_IDLE = Verdict(True, "idle", None, 0.0)
+_NO_SLO = Verdict(True, "no_slo", None, 0.0)
+_NO_MODEL = Verdict(True, "no_model", None, 0.0)
+
+
+class Forecast(NamedTuple):
+    """What lies before a newcomer, in seconds from now."""
+
+    wait_s: float
+    """Until it is dispatched, or for a merged call until the upstream takes it up."""
+    first_s: float
+    """Until its first token."""
+    done_s: float
+    """Until its last byte."""
+
+
+def backlog_s(model: ServiceModel, now: float, load: Load, servers: int = 1) -> float:
+    """Return how long the calls in flight keep the `servers` upstreams busy, seconds.
+
+    The oldest call of each has run since its dispatch; the ones behind it have not started.
+    """
+    if load.inflight_calls < servers or not load.inflight_calls:
+        return 0.0
+    total = 0.0
+    for index, dispatched in enumerate(load.running):
+        batch = load.running_batches[index] if index < len(load.running_batches) else 1
+        total += model.remaining_s(batch, max(0.0, now - dispatched)) if index < servers else model.quantile_s(batch)
+    return total / servers
+
+
+def forecast_merge(model: ServiceModel, cap: int, now: float, load: Load, servers: int = 1) -> Forecast:
+    """Predict for an upstream that takes whole batches: what runs, the full batches ahead, and its own.
+
+    Its own batch is taken at the size it would have now, not at the cap: an estimate at the cap would refuse
+    everybody, so that no sample ever corrected it.
+    """
+    full, rest = divmod(load.queued, cap)
+    wait = backlog_s(model, now, load, servers)
+    if full:
+        wait += full * model.quantile_s(cap) / servers
+    done = wait + model.quantile_s(min(cap, rest + 1))
+    return Forecast(wait, done, done)
+
+
+def forecast_gate(model: ConcurrencyModel, cap: int, job: Job, load: Load) -> Forecast:
+    """Predict for an upstream that batches by itself, at the concurrency the newcomer would meet."""
+    together = min(cap, load.inflight + load.queued + 1)
+    ahead = load.inflight + load.queued + 1 - cap
+    wait = ahead / model.drain_rate(cap) if ahead > 0 else 0.0
+    first = model.first_s(job.prompt_tokens, together)
+    output = job.predicted_tokens_p90 if job.predicted_tokens_p90 is not None else job.predicted_tokens
+    return Forecast(wait, wait + first, wait + model.service_s(job.prompt_tokens, output, together))
+
+
+class Admission:
+    """Refuse what is predicted to be late; never when idle, and never everything.
+
+    When a prediction is wrong enough to refuse everybody, no sample would ever correct it. So a probe is let through
+    at least once in max(1 s, the last service time).
+    """
+
+    def __init__(self) -> None:
+        self._last_admitted: float | None = None
+
+    def admitted(self, now: float) -> None:
+        """Take note of an admission decided elsewhere."""
+        self._last_admitted = now
+
+    def judge(
+        self, job: Job, now: float, load: Load, slo: SLO, forecast: Forecast | None, probe_every_s: float
+    ) -> Verdict:
+        """Decide about `job`; `forecast` is None while there is no model."""
+        verdict = self._judge(job, now, load, slo, forecast, probe_every_s)
+        if verdict.admitted:
+            self._last_admitted = now
+        return verdict
+
+    def _judge(
+        self, job: Job, now: float, load: Load, slo: SLO, forecast: Forecast | None, probe_every_s: float
+    ) -> Verdict:
+        if load.idle:
+            return _IDLE
+        if forecast is None:
+            return _NO_MODEL
+        excess, predicted = _excess(job, now, slo, forecast)
+        if predicted is None:
+            return _NO_SLO
+        if excess <= 0.0:
+            return Verdict(True, ADMITTED.reason, predicted, 0.0)
+        if self._last_admitted is None or now - self._last_admitted >= max(1.0, probe_every_s):
+            return Verdict(True, "probe", predicted, 0.0)
+        return Verdict(False, "slo_infeasible", predicted, max(1.0, excess))
+
+
+def _excess(job: Job, now: float, slo: SLO, forecast: Forecast) -> tuple[float, float | None]:
+    """Return by how much the tightest promise would be missed, and the prediction it is about (None: no promise)."""
+    worst = -float("inf")
+    predicted: float | None = None
+    age = max(0.0, now - job.arrival)
+    whole = slo.e2e_s
+    if job.deadline is not None:
+        left = job.deadline - job.arrival
+        whole = left if whole is None or left < whole else whole
+    for target, value in ((whole, forecast.done_s), (slo.ttft_s, forecast.first_s), (slo.queue_s, forecast.wait_s)):
+        if target is not None and age + value - target > worst:
+            worst, predicted = age + value - target, value
+    return worst, predicted

@@ -1,0 +1,150 @@
+"""What the samples of a generation prove about its setpoints.
+
+Queue time and service time are different signals. A batch that is too large shows in the *service*; a queue that is
+too long is shortened by capacity and admission. Shrinking the batch because end-to-end latency is high removes
+capacity, lengthens the queue and spirals down, so the batch size only ever answers to the budgets below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from controller.load import Load
+from controller.samples import Sample
+from controller.slo import SLO
+
+__all__ = ["Budget", "Evidence", "budgets", "weigh"]
+
+Mode = Literal["merge", "gate"]
+
+
+class Budget(NamedTuple):
+    """The part of a target that the upstream may use."""
+
+    latency: str
+    """The promised latency it derives from."""
+    metric: Literal["service", "first", "tpot"]
+    """The upstream-owned time it bounds."""
+    limit_s: float
+
+
+def budgets(slo: SLO, mode: Mode, share: float | None = None) -> tuple[Budget, ...]:
+    """Translate targets into budgets of upstream-owned time.
+
+    merge: a request waits for the batch in flight and runs in the next, so a batch may take half of e2e. gate: a
+    sequence runs beside others from its dispatch on, so it may take 85 % of e2e; its first token half of ttft; its
+    tokens all of tpot. `share` replaces the part of e2e. A target on queue time bounds nothing upstream.
+    """
+    found: list[Budget] = []
+    if slo.e2e_s is not None:
+        found.append(Budget("e2e", "service", slo.e2e_s * (share or (0.5 if mode == "merge" else 0.85))))
+    if mode == "gate":
+        if slo.ttft_s is not None:
+            found.append(Budget("ttft", "first", 0.5 * slo.ttft_s))
+        if slo.tpot_s is not None:
+            found.append(Budget("tpot", "tpot", slo.tpot_s))
+    return tuple(found)
+
+
+class Evidence(NamedTuple):
+    """Counts of samples against the budgets, and how close the rest came."""
+
+    n: int
+    late: int
+    """Over a budget, timed out, or already overdue in flight."""
+    overdue: int
+    """The part of `late` that is still in flight: a lower bound that is already too much."""
+    close: int
+    """Over 90 % of a budget, the late ones included."""
+    worst: float
+    """Largest ratio of measured time to budget."""
+    typical: float
+    """Median ratio."""
+    binding: str
+    """The latency whose budget was used up most."""
+
+    @property
+    def late_share(self) -> float:
+        """Late over all."""
+        return self.late / self.n if self.n else 0.0
+
+
+_TIMEOUT_RATIO = 10.0
+_NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, "")
+
+
+def weigh(
+    samples: Iterable[Sample],
+    limits: tuple[Budget, ...],
+    load: Load,
+    now: float,
+    *,
+    since: float,
+    least_batch: float = 0.0,
+    guard: float = 0.9,
+) -> Evidence:
+    """Count `samples` (and calls in flight that were dispatched after `since`) against the budgets.
+
+    A sample in time counts only when its batch was at least `least_batch`: a small batch in time says nothing about
+    a large one. A request that its caller gave up counts only when it was late already.
+    """
+    if not limits:
+        return _NOTHING
+    ratios: list[float] = []
+    tightest = ("", 0.0)
+    overdue = late = close = 0
+    for sample in samples:
+        ratio, latency = _ratio(sample, limits)
+        if ratio is None or (ratio <= 1.0 and (not sample.served or sample.batch < least_batch)):
+            continue
+        if ratio > tightest[1]:
+            tightest = (latency, ratio)
+        ratios.append(ratio)
+        late += ratio > 1.0
+        close += ratio > guard
+    stalled = _stall_s(limits, samples)
+    for dispatched in load.running:
+        if dispatched >= since and now - dispatched > stalled:
+            overdue += 1
+            ratios.append((now - dispatched) / stalled)
+    if overdue and not tightest[0]:
+        tightest = (limits[0].latency, 1.0)
+    ratios.sort()
+    if not ratios:
+        return _NOTHING
+    return Evidence(
+        n=len(ratios),
+        late=late + overdue,
+        overdue=overdue,
+        close=close + overdue,
+        worst=ratios[-1],
+        typical=ratios[len(ratios) // 2],
+        binding=tightest[0],
+    )
+
+
+def _ratio(sample: Sample, limits: tuple[Budget, ...]) -> tuple[float | None, str]:
+    """Return the largest ratio of measured time to budget, and whose; None when nothing applies."""
+    if sample.timeout:
+        return _TIMEOUT_RATIO, limits[0].latency
+    worst: float | None = None
+    latency = ""
+    for budget in limits:
+        value: float | None = getattr(sample, budget.metric)
+        if value is not None and (worst is None or value / budget.limit_s > worst):
+            worst, latency = value / budget.limit_s, budget.latency
+    return worst, latency
+
+
+def _stall_s(limits: tuple[Budget, ...], samples: Iterable[Sample]) -> float:
+    """Return for how long a call may be in flight before it counts as late.
+
+    With an e2e target, its budget. Otherwise a call in flight shows neither first token nor pace, so only one that
+    ran twice as long as any before, and ten times the budget, counts.
+    """
+    whole = [budget.limit_s for budget in limits if budget.metric == "service"]
+    if whole:
+        return whole[0]
+    longest = max((sample.service for sample in samples), default=0.0)
+    return max(2.0 * longest, 10.0 * max(budget.limit_s for budget in limits))

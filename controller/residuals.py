@@ -1,0 +1,71 @@
+"""The recent ratios between measured and predicted service times, kept sorted."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+
+__all__ = ["ResidualRing"]
+
+_PRIOR = (0.9, 0.95, 1.0, 1.05, 1.1)
+"""What is assumed before enough has been seen."""
+_ENOUGH = 8
+
+
+class ResidualRing:
+    """The last `size` ratios measured / predicted, with empirical quantiles.
+
+    No distribution is assumed: service times have straggler mixtures that a fitted normal or lognormal misses by
+    half.
+    """
+
+    __slots__ = ("_recent", "_size", "_sorted")
+
+    def __init__(self, size: int = 120) -> None:
+        self._size = size
+        self._recent: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._recent)
+
+    def add(self, ratio: float) -> None:
+        """Keep one ratio; the oldest leaves when the ring is full."""
+        if len(self._recent) == self._size:
+            oldest = self._recent.popleft()
+            del self._sorted[bisect_left(self._sorted, oldest)]
+        self._recent.append(ratio)
+        insort(self._sorted, ratio)
+
+    def quantile(self, q: float) -> float:
+        """Return the empirical `q`-quantile; of a narrow prior below eight ratios."""
+        values = self._sorted if len(self._sorted) >= _ENOUGH else _PRIOR
+        return values[min(len(values) - 1, int(q * len(values)))]
+
+    def spread(self) -> float:
+        """Return a robust relative standard deviation: half the distance between the 16 % and 84 % quantiles.
+
+        At least 0.02; 0.1 before eight ratios.
+        """
+        n = len(self._sorted)
+        if n < _ENOUGH:
+            return 0.1
+        return max(0.02, (self._sorted[int(0.84 * (n - 1))] - self._sorted[int(0.16 * (n - 1))]) / 2.0)
+
+    def mean_excess(self, beyond: float) -> float:
+        """Return the mean of (ratio - beyond) over the ratios above `beyond`.
+
+        This is what is left to wait for a call that already took `beyond` of its predicted time (the inspection
+        paradox: an overdue call is not about to end). Where nothing so slow was ever seen, a quarter of `beyond`.
+        """
+        values = self._sorted
+        start = bisect_left(values, beyond)
+        tail = values[start:]
+        if not tail:
+            return 0.25 * beyond
+        return sum(tail) / len(tail) - beyond
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._recent.clear()
+        self._sorted.clear()

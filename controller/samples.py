@@ -1,0 +1,94 @@
+"""Raw samples of the setpoints in force, so that a new target can be judged on what was already seen."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from controller.observation import Observation, Result
+
+__all__ = ["GenerationSamples", "Sample"]
+
+
+class Sample(NamedTuple):
+    """One request that reached the upstream, in the terms of the slow loop. Times in seconds."""
+
+    done: float
+    dispatched: float
+    batch: int
+    queue: float
+    service: float
+    e2e: float
+    first: float | None
+    """Dispatch to first token, the upstream's own part of ttft."""
+    tpot: float | None
+    ttft: float | None
+    served: bool
+    """False when the caller left before the end, so that the latencies are lower bounds."""
+    timeout: bool
+
+    @classmethod
+    def of(cls, obs: Observation) -> Sample | None:
+        """Reduce an observation; None when it says nothing about the upstream's latency."""
+        if obs.dispatched is None or obs.result in (Result.FAILED, Result.REFUSED, Result.SHED):
+            return None
+        first = obs.first_byte - obs.dispatched if obs.streamed and obs.first_byte is not None else None
+        return cls(
+            done=obs.done,
+            dispatched=obs.dispatched,
+            batch=obs.batch,
+            queue=obs.dispatched - obs.arrival,
+            service=obs.done - obs.dispatched,
+            e2e=obs.done - obs.arrival,
+            first=first,
+            tpot=obs.tpot_s,
+            ttft=obs.ttft_s,
+            served=obs.result is not Result.CANCELLED,
+            timeout=obs.result is Result.TIMEOUT,
+        )
+
+
+class GenerationSamples:
+    """The samples dispatched under the current generation of setpoints, and those of the one before.
+
+    A sample of any other generation is refused: blaming old samples on new settings is what makes a controller
+    chase its own tail.
+    """
+
+    def __init__(self, generation: int, now: float, size: int = 512) -> None:
+        self.generation = generation
+        self.since = now
+        self._current: deque[Sample] = deque(maxlen=size)
+        self._previous: deque[Sample] = deque(maxlen=size)
+        self._size = size
+
+    @property
+    def current(self) -> Sequence[Sample]:
+        """The samples of this generation, oldest first."""
+        return self._current
+
+    @property
+    def previous(self) -> Sequence[Sample]:
+        """The samples of the generation before, oldest first."""
+        return self._previous
+
+    def add(self, sample: Sample, generation: int) -> bool:
+        """Keep `sample` if it was dispatched under the current generation; says whether it was."""
+        if generation != self.generation:
+            return False
+        self._current.append(sample)
+        return True
+
+    def advance(self, generation: int, now: float) -> None:
+        """Begin a new generation."""
+        self._previous = self._current
+        self._current = deque(maxlen=self._size)
+        self.generation = generation
+        self.since = now
+
+    def recent(self, at_least: int) -> Sequence[Sample]:
+        """Return this generation's samples, and the previous one's too while there are fewer than `at_least`."""
+        if len(self._current) >= at_least:
+            return self._current
+        return [*self._previous, *self._current]

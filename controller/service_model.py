@@ -1,0 +1,322 @@
+"""How long an upstream call takes as a function of its load: learned online, seconds in, seconds out.
+
+The load variable is the batch size for an upstream that takes whole batches. Two experts watch the same samples: a
+plain one that forgets quickly, and one that knows knees and level shifts; the mix follows whichever predicted
+better lately.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from typing import Any, Protocol
+
+from controller.residuals import ResidualRing
+
+__all__ = ["Expert", "LinearExpert", "ServiceModel", "ShapeLevelExpert"]
+
+_FLOOR_S = 1e-6
+_GROSS = math.log(3.0)
+"""A prediction that is off by more than this (log) twice running is not noise: the upstream is another one now."""
+
+
+class Expert(Protocol):
+    """One way of predicting the service time from the load."""
+
+    residuals: ResidualRing
+
+    def predict(self, load: float) -> float:
+        """Return the expected service time in seconds."""
+        ...
+
+    def observe(self, load: float, seconds: float, predicted: float) -> None:
+        """Learn from one call, for which `predict(load)` was `predicted`."""
+        ...
+
+    def scale(self, factor: float) -> None:
+        """Multiply every prediction."""
+        ...
+
+
+class _Line:
+    """Exponentially weighted least squares of y on x, with moments kept instead of samples."""
+
+    __slots__ = ("_forget", "n", "sx", "sxx", "sxy", "sy")
+
+    def __init__(self, forget: float) -> None:
+        self._forget = forget
+        self.n = self.sx = self.sy = self.sxx = self.sxy = 0.0
+
+    def add(self, x: float, y: float) -> None:
+        f = self._forget
+        self.n = f * self.n + 1.0
+        self.sx = f * self.sx + x
+        self.sy = f * self.sy + y
+        self.sxx = f * self.sxx + x * x
+        self.sxy = f * self.sxy + x * y
+
+    def moments(self) -> tuple[float, float, float, float]:
+        """Return mean of x, mean of y, variance of x, covariance."""
+        mx, my = self.sx / self.n, self.sy / self.n
+        return mx, my, max(0.0, self.sxx / self.n - mx * mx), self.sxy / self.n - mx * my
+
+    def scale(self, factor: float) -> None:
+        """Multiply every y seen so far."""
+        self.sy *= factor
+        self.sxy *= factor
+
+
+class LinearExpert:
+    """S(b) = a + c b by least squares that forgets 3 % a call; quick, steady under noise, blind to knees.
+
+    While the load has not varied, the slope is unidentifiable and 60 % of the mean is taken as proportional.
+    """
+
+    def __init__(self, forget: float = 0.97) -> None:
+        self.residuals = ResidualRing(100)
+        self._line = _Line(forget)
+        self._seen = 0
+
+    def predict(self, load: float) -> float:
+        """Return the expected service time in seconds; half a second before the first sample."""
+        if not self._seen:
+            return 0.5
+        mx, my, var, cov = self._line.moments()
+        slope = 0.6 * my / max(mx, 1.0) if var < 0.001 * mx * mx + 1e-9 else max(0.0, cov / var)
+        return max(_FLOOR_S, max(0.05 * my, my - slope * mx) + slope * load)
+
+    def observe(self, load: float, seconds: float, predicted: float) -> None:
+        """Learn from one call, for which `predict(load)` was `predicted`."""
+        if self._seen >= 3:
+            self.residuals.add(seconds / predicted)
+        self._line.add(load, seconds)
+        self._seen += 1
+
+    def scale(self, factor: float) -> None:
+        """Multiply every prediction."""
+        self._line.scale(factor)
+
+
+class ShapeLevelExpert:
+    """S(b) = exp(level) * shape(b): shape learned slowly, level quickly, both slower the noisier the upstream.
+
+    The shape is a line (forgetting 0.5 % a call, its slope shrunk towards 60 % proportional until the load has
+    varied) times the correction of the size bin, shrunk by its sample count, and made monotone over the bins. Two
+    same-sign residuals in a row beyond three standard deviations are a level shift: half of it is taken at once.
+    """
+
+    EDGES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 48, 64, 96, 128, 192, 256)
+
+    def __init__(self, forget: float = 0.995) -> None:
+        self.residuals = ResidualRing(120)
+        self._line = _Line(forget)
+        self._level = 0.0
+        self._speed = 1.0
+        self._seen = 0
+        self._coefficients: tuple[float, float] | None = None
+        self._steps: list[float] = []
+        self._shrink = 2.0
+        bins = len(self.EDGES) + 1
+        self._bin_n = [0.0] * bins
+        self._bin_mean = [0.0] * bins
+        self._last_error = 0.0
+
+    @property
+    def level(self) -> float:
+        """Log of the present speed relative to the learned shape."""
+        return self._level
+
+    def predict(self, load: float) -> float:
+        """Return the expected service time in seconds; half a second before the first sample."""
+        return max(_FLOOR_S, self._shape(load) * self._speed)
+
+    def observe(self, load: float, seconds: float, predicted: float) -> None:
+        """Learn from one call, for which `predict(load)` was `predicted`."""
+        sd = self.residuals.spread()
+        noise = max(1.0, (sd / 0.08) ** 2)
+        self._shrink = 2.0 * noise
+        if self._seen >= 3:
+            self._learn_bin(load, seconds, max(1.0, sd / 0.08))
+        if self._seen >= 2:
+            self._learn_level(math.log(seconds / predicted), sd, max(0.02, 0.15 / noise))
+        self._line.add(load, seconds / self._speed)
+        self._seen += 1
+        self._coefficients = None
+        self._steps.clear()
+
+    def scale(self, factor: float) -> None:
+        """Multiply every prediction."""
+        self._level += math.log(factor)
+        self._speed = math.exp(self._level)
+
+    def _learn_bin(self, load: float, seconds: float, slower: float) -> None:
+        index = bisect_left(self.EDGES, load)
+        error = math.log(seconds / max(_FLOOR_S, self._straight(load) * self._speed))
+        self._bin_n[index] = min(40.0, self._bin_n[index] * 0.98 + 1.0)
+        self._bin_mean[index] += (error - self._bin_mean[index]) / min(self._bin_n[index], 8.0 * slower)
+
+    def _learn_level(self, error: float, sd: float, gain: float) -> None:
+        self.residuals.add(math.exp(error))
+        self._level += gain * max(-1.0, min(1.0, error))
+        last, self._last_error = self._last_error, error
+        if len(self.residuals) >= 10 and last * error > 0.0 and min(abs(last), abs(error)) > 3.0 * sd:
+            self._level += 0.25 * (last + error)
+        self._speed = math.exp(self._level)
+
+    def _straight(self, load: float) -> float:
+        if self._coefficients is None:
+            self._coefficients = self._fit()
+        intercept, slope = self._coefficients
+        return intercept + slope * load
+
+    def _fit(self) -> tuple[float, float]:
+        if not self._seen:
+            return 0.5, 0.0
+        line = self._line
+        mx, my, var, cov = line.moments()
+        base = max(mx, 1.0)
+        prior = 0.6 * my / base
+        trust = min(1.0, var * line.n / (40.0 * base))
+        fitted = cov / var if var > 1e-6 else prior
+        slope = max(0.02 * my / base, trust * fitted + (1.0 - trust) * prior)
+        return max(0.05 * my, my - slope * mx), slope
+
+    def _shape(self, load: float) -> float:
+        straight = self._straight(load)
+        if self._seen < 3:
+            return straight
+        own = bisect_left(self.EDGES, load)
+        n = self._bin_n[own]
+        value = straight * math.exp(self._bin_mean[own] * n / (n + self._shrink)) if n else straight
+        return max(value, self._least(own))
+
+    def _least(self, own: int) -> float:
+        """Return the largest shape of the well-measured bins below `own`, which no larger load undercuts."""
+        steps = self._steps
+        if not steps:
+            best, shrink = 0.0, self._shrink
+            steps.append(best)
+            for edge, n, mean in zip(self.EDGES, self._bin_n, self._bin_mean, strict=False):
+                if n >= shrink:
+                    value = self._straight(edge) * math.exp(mean * n / (n + shrink))
+                    if value > best:
+                        best = value
+                steps.append(best)
+        return steps[own]
+
+
+class ServiceModel:
+    """A mix of two experts that follows the one with the smaller discounted squared log error.
+
+    `quantile_s` scales the prediction by an empirical quantile of the chosen expert's own ratios. Which quantile is
+    learned, too (`late`): a conformal correction that holds the late share at its target whatever the residuals
+    look like (after Gibbs and Candes 2021).
+    """
+
+    def __init__(self, late_target: float = 0.01, *, theta: float = 0.85) -> None:
+        self.late_target = late_target
+        self.theta = theta
+        self.samples = 0
+        self._fast = LinearExpert()
+        self._shaped = ShapeLevelExpert()
+        self._errors = [0.0, 0.0]
+        self._astray = 0.0
+        self._cache: dict[float, float] = {}
+        self._cached_ratio: float | None = None
+        self.last_seconds: float | None = None
+        self.last_sample_at: float | None = None
+
+    def scale(self, factor: float) -> None:
+        """Multiply every prediction, as if the upstream had been that much slower so far."""
+        self._fast.scale(factor)
+        self._shaped.scale(factor)
+        self._forget_cached()
+
+    @property
+    def identified(self) -> bool:
+        """Whether there is enough to predict from: eight calls, residuals within 60 %."""
+        return self.samples >= 8 and self.expert.residuals.spread() <= 0.6
+
+    @property
+    def expert(self) -> Expert:
+        """The expert that is being followed."""
+        if self.samples < 8 or self._errors[0] < 1.02 * self._errors[1]:
+            return self._fast
+        return self._shaped
+
+    def observe(self, load: float, seconds: float, now: float | None = None) -> None:
+        """Learn from one upstream call of `load` that took `seconds`."""
+        seconds = max(_FLOOR_S, seconds)
+        fast, shaped = self._fast.predict(load), self._shaped.predict(load)
+        if self.samples >= 3:
+            factor = self._judge(math.log(seconds / fast), math.log(seconds / shaped))
+            fast *= factor
+            shaped *= factor
+        self._fast.observe(load, seconds, fast)
+        self._shaped.observe(load, seconds, shaped)
+        self.samples += 1
+        self.last_seconds = seconds
+        self.last_sample_at = now
+        self._forget_cached()
+
+    def _judge(self, fast: float, shaped: float) -> float:
+        """Score both experts by their log errors.
+
+        When the followed one is grossly wrong twice in a row, both are moved to the new level; returns by how much.
+        """
+        self._errors[0] = 0.93 * self._errors[0] + fast * fast
+        self._errors[1] = 0.93 * self._errors[1] + shaped * shaped
+        gross = fast if self.expert is self._fast else shaped
+        before, self._astray = self._astray, 0.0
+        if abs(gross) <= _GROSS or abs(gross) <= 3.0 * self.expert.residuals.spread():
+            return 1.0
+        if before * gross <= 0.0:
+            self._astray = gross
+            return 1.0
+        factor = math.exp((before + gross) / 2.0)
+        self._fast.scale(factor)
+        self._shaped.scale(factor)
+        return factor
+
+    def _forget_cached(self) -> None:
+        self._cache.clear()
+        self._cached_ratio = None
+
+    def late(self, share: float, weight: float = 1.0) -> None:
+        """Correct the quantile by the share of late requests in a call; `weight` is its part of a whole call."""
+        self.theta = min(0.99, max(0.5, self.theta + 0.06 * weight * (share - self.late_target)))
+        self._cached_ratio = None
+
+    def predict(self, load: float) -> float:
+        """Return the expected service time in seconds."""
+        value = self._cache.get(load)
+        if value is None:
+            value = self._cache[load] = self.expert.predict(load)
+        return value
+
+    def quantile_s(self, load: float) -> float:
+        """Return a service time that about `theta` of the calls stay within, in seconds."""
+        ratio = self._cached_ratio
+        if ratio is None:
+            ratio = self._cached_ratio = self.expert.residuals.quantile(self.theta)
+        return self.predict(load) * ratio
+
+    def remaining_s(self, load: float, elapsed_s: float) -> float:
+        """Return how long a call of `load` that has run for `elapsed_s` will still take."""
+        expected = self.quantile_s(load)
+        if elapsed_s < expected:
+            return expected - elapsed_s
+        usual = self.predict(load)
+        return usual * self.expert.residuals.mean_excess(elapsed_s / usual)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the admin API shows."""
+        return {
+            "samples": self.samples,
+            "identified": self.identified,
+            "expert": "linear" if self.expert is self._fast else "shape and level",
+            "theta": self.theta,
+            "level": self._shaped.level,
+            "residual_sd": self.expert.residuals.spread(),
+            "predicted_ms": {str(b): 1000.0 * self.predict(b) for b in (1, 2, 4, 8, 16, 32)} if self.samples else {},
+        }

@@ -1,0 +1,145 @@
+"""Quantiles of a stream in constant memory, mergeable across workers and time slices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["Sketch", "SlidingSketch"]
+
+_SMALLEST = 1e-6
+"""Values below this (a microsecond) share one bucket."""
+
+
+class Sketch:
+    """DDSketch (Masson, Rim and Lee, VLDB 2019): every quantile is within `alpha` of the true one, relatively.
+
+    A value x falls into bucket ceil(ln x / ln gamma) with gamma = (1 + alpha) / (1 - alpha), and bucket i is read
+    back as 2 gamma^i / (gamma + 1). Merging adds bucket counts and loses nothing.
+    """
+
+    __slots__ = ("_buckets", "_gamma", "_log_gamma", "_low", "alpha", "count", "maximum", "minimum", "total")
+
+    def __init__(self, alpha: float = 0.01) -> None:
+        if not 0.0 < alpha < 1.0:
+            raise ValueError(f"the relative error lies in (0, 1), not {alpha}")
+        self.alpha = alpha
+        self._gamma = (1.0 + alpha) / (1.0 - alpha)
+        self._log_gamma = math.log(self._gamma)
+        self._buckets: dict[int, int] = {}
+        self._low = 0
+        self.count = 0
+        self.total = 0.0
+        self.minimum = math.inf
+        self.maximum = 0.0
+
+    def add(self, value: float, times: int = 1) -> None:
+        """Count `value` (seconds, not negative)."""
+        self.count += times
+        self.total += value * times
+        if value < self.minimum:
+            self.minimum = value
+        if value > self.maximum:
+            self.maximum = value
+        if value < _SMALLEST:
+            self._low += times
+            return
+        index = math.ceil(math.log(value) / self._log_gamma)
+        self._buckets[index] = self._buckets.get(index, 0) + times
+
+    def merge(self, other: Sketch) -> None:
+        """Add the counts of `other`. Raises ValueError when the two have different errors."""
+        if other.alpha != self.alpha:
+            raise ValueError(f"sketches of different relative error do not merge: {self.alpha} and {other.alpha}")
+        for index, count in other._buckets.items():
+            self._buckets[index] = self._buckets.get(index, 0) + count
+        self._low += other._low
+        self.count += other.count
+        self.total += other.total
+        self.minimum = min(self.minimum, other.minimum)
+        self.maximum = max(self.maximum, other.maximum)
+
+    def quantile(self, q: float) -> float:
+        """Return the `q`-quantile (0 <= q <= 1). Raises ValueError when empty."""
+        return self.at_ranks((math.ceil(q * self.count),))[0]
+
+    def at_ranks(self, ranks: tuple[int, ...]) -> list[float]:
+        """Return the values at ascending 1-based `ranks`. Raises ValueError when empty."""
+        if not self.count:
+            raise ValueError("an empty sketch has no quantiles")
+        found: list[float] = []
+        seen = self._low
+        indices = iter(sorted(self._buckets))
+        value = 0.0
+        for rank in ranks:
+            wanted = max(1, min(self.count, rank))
+            while seen < wanted:
+                index = next(indices)
+                seen += self._buckets[index]
+                value = 2.0 * self._gamma**index / (self._gamma + 1.0)
+            found.append(min(self.maximum, max(self.minimum, value)))
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return a JSON-ready copy for sharing between workers."""
+        return {
+            "alpha": self.alpha,
+            "low": self._low,
+            "count": self.count,
+            "total": self.total,
+            "minimum": self.minimum if self.count else None,
+            "maximum": self.maximum,
+            "buckets": {str(index): count for index, count in self._buckets.items()},
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Sketch:
+        """Rebuild a sketch from `as_dict`. Raises KeyError or ValueError for anything else."""
+        sketch = cls(float(data["alpha"]))
+        sketch._low = int(data["low"])
+        sketch.count = int(data["count"])
+        sketch.total = float(data["total"])
+        sketch.minimum = math.inf if data["minimum"] is None else float(data["minimum"])
+        sketch.maximum = float(data["maximum"])
+        sketch._buckets = {int(index): int(count) for index, count in data["buckets"].items()}
+        return sketch
+
+
+class SlidingSketch:
+    """The last `window_s` seconds of a stream: a ring of sub-sketches, merged when asked.
+
+    The oldest slice leaves as a whole, so between `window_s * (slices - 1) / slices` and `window_s` seconds are
+    covered.
+    """
+
+    __slots__ = ("_alpha", "_sketches", "_slice_s", "_slices")
+
+    def __init__(self, window_s: float = 60.0, slices: int = 10, alpha: float = 0.01) -> None:
+        if not window_s > 0.0 or slices < 1:
+            raise ValueError(f"a sliding window needs a length and at least one slice, not {window_s} s and {slices}")
+        self._alpha = alpha
+        self._slices = slices
+        self._slice_s = window_s / slices
+        self._sketches: dict[int, Sketch] = {}
+
+    def add(self, value: float, now: float) -> None:
+        """Count `value`, which was measured at `now`."""
+        index = int(now // self._slice_s)
+        sketch = self._sketches.get(index)
+        if sketch is None:
+            self._expire(index)
+            sketch = self._sketches[index] = Sketch(self._alpha)
+        sketch.add(value)
+
+    def merged(self, now: float) -> Sketch:
+        """Return one sketch of everything in the window."""
+        self._expire(int(now // self._slice_s))
+        merged = Sketch(self._alpha)
+        for sketch in self._sketches.values():
+            merged.merge(sketch)
+        return merged
+
+    def _expire(self, index: int) -> None:
+        for old in [key for key in self._sketches if key <= index - self._slices]:
+            del self._sketches[old]

@@ -1,0 +1,257 @@
+"""What is known of the upstreams of one pool, behind one interface for both ways to dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from controller.admission import Forecast, backlog_s, forecast_gate, forecast_merge
+from controller.concurrency_model import ConcurrencyModel
+from controller.evidence import Budget, Mode
+from controller.former import first_come, form_batch
+from controller.load import Load
+from controller.observation import Observation, Result
+from controller.service_model import ServiceModel
+from controller.slo import SLO
+from controller.verdict import Choice
+from policies.base import Job
+
+__all__ = ["GateUpstream", "MergeUpstream", "Upstream", "make_upstream"]
+
+_FORGET_UPSTREAM_S = 60.0
+_PIPELINE_S = 0.05
+"""Below this a batch is sent behind the one in flight, because the gap between two calls would cost more."""
+
+
+class Upstream(Protocol):
+    """Learns from finished requests; forecasts for new ones; forms the next dispatch."""
+
+    def observe(self, obs: Observation, late: bool) -> None:
+        """Learn from one request that reached the upstream; `late` is whether it broke its promise."""
+        ...
+
+    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+        """Predict for a newcomer; None while nothing is known."""
+        ...
+
+    def choose(
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+    ) -> Choice:
+        """Choose the next dispatch; `form` by deadline or first come, `shed` what can no longer make it."""
+        ...
+
+    def predicted_ratio(self, size: int, limits: tuple[Budget, ...]) -> float | None:
+        """Return the predicted upstream time at another size over its budget; None while unidentified."""
+        ...
+
+    def drain_s(self, cap: int, now: float, load: Load) -> float:
+        """Return how long until what waits now has been dispatched, in seconds."""
+        ...
+
+    @property
+    def last_service_s(self) -> float:
+        """The last measured service time, in seconds; 0 before there is one."""
+        ...
+
+    def scale(self, factor: float) -> None:
+        """Multiply every estimate, as if the upstream had been that much slower so far."""
+        ...
+
+    def late_target(self, share: float) -> None:
+        """Change the late share that predictions are corrected towards."""
+        ...
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the admin API shows."""
+        ...
+
+
+def _deadline(job: Job, span: float | None) -> float:
+    deadline = float("inf") if span is None else job.arrival + span
+    return deadline if job.deadline is None or deadline < job.deadline else job.deadline
+
+
+class MergeUpstream:
+    """Upstreams that take whole batches, one at a time each.
+
+    Every request of a call reports the same dispatch time; the first of them teaches the model. Where several calls
+    are in flight at one upstream, the later ones wait there for the earlier ones, so a call's own time starts when
+    the one before it ended.
+    """
+
+    def __init__(self, late_target: float) -> None:
+        self.model = ServiceModel(late_target)
+        self._last_call: dict[str, float] = {}
+        self._last_done: dict[str, float] = {}
+
+    @property
+    def last_service_s(self) -> float:
+        """The last measured service time of a call, in seconds."""
+        return self.model.last_seconds or 0.0
+
+    def observe(self, obs: Observation, late: bool) -> None:
+        """Learn from one request: the call's time once, its lateness always."""
+        dispatched = obs.dispatched
+        if dispatched is None:
+            return
+        self.model.late(float(late), 1.0 / max(1, obs.batch))
+        if self._last_call.get(obs.upstream, -1.0) >= dispatched and obs.result is Result.OK:
+            return
+        started = max(dispatched, min(obs.done, self._last_done.get(obs.upstream, dispatched)))
+        self._last_call[obs.upstream] = dispatched
+        self._last_done[obs.upstream] = obs.done
+        if obs.done > started:
+            self.model.observe(obs.batch, obs.done - started, obs.done)
+
+    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+        """Predict for a newcomer; None before the third call."""
+        if self.model.samples < 3:
+            return None
+        return forecast_merge(self.model, cap, now, load, self._servers(now, load))
+
+    def choose(
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+    ) -> Choice:
+        """Form the next batch."""
+        model = self.model
+        span = slo.e2e_s
+        if span is None:
+            deadlines = [job.deadline if job.deadline is not None else float("inf") for job in jobs]
+        else:
+            deadlines = [_deadline(job, span) for job in jobs]
+        if not shed or model.samples < 3:
+            return first_come(deadlines, cap, now, None)
+        servers = self._servers(now, load)
+        backlog = backlog_s(model, now, load, servers)
+        if not form:
+            return first_come(deadlines, cap, now, model.quantile_s, backlog)
+        if load.inflight_calls >= servers and backlog > _PIPELINE_S:
+            # A batch formed now could not start before the one in flight ends; formed then, it can be a better one.
+            return Choice(0, ())
+        spare = load.inflight_calls + 1 < servers
+        return form_batch(deadlines, cap, now, model.predict, model.quantile_s, backlog, spare=spare)
+
+    def predicted_ratio(self, size: int, limits: tuple[Budget, ...]) -> float | None:
+        """Return S_q(size) over the service budget."""
+        if not self.model.identified:
+            return None
+        return max(self.model.quantile_s(size) / budget.limit_s for budget in limits)
+
+    def drain_s(self, cap: int, now: float, load: Load) -> float:
+        """Return the time of the calls in flight and of the batches that wait."""
+        if not self.model.samples:
+            return 0.0
+        servers = self._servers(now, load)
+        batches = -(-load.queued // cap)
+        return backlog_s(self.model, now, load, servers) + batches * self.model.quantile_s(cap) / servers
+
+    def scale(self, factor: float) -> None:
+        """Multiply every estimate."""
+        self.model.scale(factor)
+
+    def late_target(self, share: float) -> None:
+        """Change the late share that predictions are corrected towards."""
+        self.model.late_target = share
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the admin API shows."""
+        return self.model.as_dict()
+
+    def _servers(self, now: float, load: Load) -> int:
+        if load.slots <= 1:
+            return 1
+        active = sum(now - done < _FORGET_UPSTREAM_S for done in self._last_done.values())
+        return max(1, min(load.slots, active))
+
+
+class GateUpstream:
+    """Upstreams that batch by themselves: concurrency is what loads them."""
+
+    def __init__(self, late_target: float) -> None:
+        self.model = ConcurrencyModel(late_target)
+        self._prompt_tokens = 0.0
+
+    @property
+    def last_service_s(self) -> float:
+        """The last measured service time of a request, in seconds."""
+        return self.model.whole.last_seconds or 0.0
+
+    def observe(self, obs: Observation, late: bool) -> None:
+        """Learn from one request."""
+        self.model.late(late)
+        self.model.observe(obs, obs.batch)
+        self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
+
+    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+        """Predict for a newcomer; None before the eighth request."""
+        return forecast_gate(self.model, cap, job, load) if self.model.identified else None
+
+    def choose(
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+    ) -> Choice:
+        """Fill the free places from the head of the order."""
+        free = max(0, cap - load.inflight)
+        if not free or not jobs:
+            return Choice(0, ())
+        if not shed or not self.model.identified:
+            return Choice(min(free, len(jobs)), ())
+        dropped: list[int] = []
+        taken = 0
+        for index, job in enumerate(jobs):
+            if taken == free:
+                break
+            if self._hopeless(job, now, slo, min(cap, load.inflight + taken + 1)):
+                dropped.append(index)
+            else:
+                taken += 1
+        return Choice(taken, tuple(dropped))
+
+    def _hopeless(self, job: Job, now: float, slo: SLO, together: int) -> bool:
+        if slo.ttft_s is not None and job.arrival + slo.ttft_s < now + 0.98 * self.model.first_s(
+            job.prompt_tokens, together
+        ):
+            return True
+        deadline = _deadline(job, slo.e2e_s)
+        if deadline == float("inf"):
+            return False
+        return deadline < now + 0.98 * self.model.service_s(job.prompt_tokens, job.predicted_tokens, together)
+
+    def predicted_ratio(self, size: int, limits: tuple[Budget, ...]) -> float | None:
+        """Return the largest of predicted service, first token and pace over their budgets."""
+        model = self.model
+        if not model.identified:
+            return None
+        worst: float | None = None
+        for budget in limits:
+            if budget.metric == "service":
+                value = model.service_s(0, None, size)
+            elif budget.metric == "first":
+                value = model.first_s(round(self._prompt_tokens), size)
+            elif model.pace.samples >= 8:
+                value = model.pace.predict(size) * model.pace.expert.residuals.quantile(model.theta)
+            else:
+                continue
+            worst = value / budget.limit_s if worst is None else max(worst, value / budget.limit_s)
+        return worst
+
+    def drain_s(self, cap: int, now: float, load: Load) -> float:
+        """Return the time until a place is free for everybody who waits."""
+        ahead = load.inflight + load.queued + 1 - cap
+        return ahead / self.model.drain_rate(cap) if ahead > 0 and self.model.samples else 0.0
+
+    def scale(self, factor: float) -> None:
+        """Multiply every estimate."""
+        self.model.scale(factor)
+
+    def late_target(self, share: float) -> None:
+        """Change the late share that predictions are corrected towards."""
+        self.model.late_target = share
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the admin API shows."""
+        return self.model.as_dict()
+
+
+def make_upstream(mode: Mode, late_target: float) -> Upstream:
+    """Return what learns about the upstreams of a pool that dispatches in `mode`."""
+    return MergeUpstream(late_target) if mode == "merge" else GateUpstream(late_target)
