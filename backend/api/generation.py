@@ -117,6 +117,7 @@ async def generate(
     open_choices = sum(request.n for request in requests)
     with service.admit(open_choices):
         probes = [service.metrics.probe(request, arrival) for request in requests]
+        unfinished = FinishReason.ABORT
         try:
             async with aclosing(fan_in([service.engine.generate(request) for request in requests])) as events:
                 async for position, delta in events:
@@ -128,11 +129,12 @@ async def generate(
             if open_choices:
                 raise EngineFailed("The engine ended the request before its choices were complete.")
         except EngineError as error:
+            unfinished = FinishReason.ERROR
             raise api_error(error) from error
         finally:
             now = service.clock()
             for probe in probes:
-                probe.close(now)
+                probe.close(now, unfinished)
 
 
 async def collect(

@@ -163,10 +163,10 @@ class RequestProbe:
         if tokens > 1:
             metrics.tpot.observe((self._last[index] - self._first[index]) / (tokens - 1))
 
-    def close(self, now: float) -> None:
-        """End the watch; choices still open were aborted. Idempotent."""
+    def close(self, now: float, unfinished: FinishReason) -> None:
+        """End the watch; choices still open count as `unfinished`. Idempotent."""
         if not self._open and self._first:
             self._metrics.e2e.observe(now - self._arrival)
             self._first = {}
         for index in sorted(self._open):
-            self._end(index, FinishReason.ABORT)
+            self._end(index, unfinished)

@@ -68,6 +68,7 @@ class FakeEngine:
         self.refusal: Exception | None = None
         self.embed_gate = asyncio.Event()
         self.embed_gate.set()
+        self.embed_started = asyncio.Event()
         self.embed_cancelled = asyncio.Event()
 
     def hold(self) -> None:
@@ -89,7 +90,7 @@ class FakeEngine:
     async def _deltas(self, request: GenerationRequest) -> AsyncIterator[Delta]:
         tokens = [list(self.script(request, index).encode()) for index in range(request.n)]
         cut = [row[: request.params.max_tokens] for row in tokens]
-        sent = 0
+        sent, unfinished = 0, request.n
         for position in range(max(map(len, cut), default=0)):
             for index, row in enumerate(cut):
                 if position >= len(row):
@@ -97,8 +98,8 @@ class FakeEngine:
                 if self.fail_at is not None and sent >= self.fail_at:
                     raise self.failure
                 last = position == len(row) - 1
+                unfinished -= last
                 reason = FinishReason.LENGTH if len(row) < len(tokens[index]) else FinishReason.STOP
-                final = last and all(position >= len(other) - 1 for other in cut[index + 1 :])
                 yield Delta(
                     request.id,
                     index,
@@ -106,7 +107,7 @@ class FakeEngine:
                     (row[position],),
                     self._logprobs(request, row[position]),
                     finish_reason=reason if last else None,
-                    usage=self._usage(request, cut) if final and all(len(o) - 1 <= position for o in cut) else None,
+                    usage=self._usage(request, cut) if not unfinished else None,
                 )
                 sent += 1
                 self.started.set()
@@ -134,6 +135,7 @@ class FakeEngine:
         )
 
     async def embed(self, token_ids: list[list[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
+        self.embed_started.set()
         try:
             await self.embed_gate.wait()
         except asyncio.CancelledError:
