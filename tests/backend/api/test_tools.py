@@ -1,0 +1,100 @@
+"""Tool calls in the output: the same calls and the same content, however the text is cut."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.api.errors import InvalidRequest
+from backend.api.tools import HERMES, LLAMA, ToolParser, Tools, read_tools, tool_format_of
+
+ONE = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+TWO = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
+
+CASES = [
+    # (format, text, content, [(name, arguments)])
+    (HERMES, "plain answer", "plain answer", []),
+    (HERMES, ONE, "", [("f", {"x": 1})]),
+    (HERMES, "hm <" + ONE + "\n" + TWO, "hm <", [("f", {"x": 1}), ("g", {})]),
+    (HERMES, ONE.removesuffix("</tool_call>"), "", [("f", {"x": 1})]),
+    (HERMES, ONE + " done", " done", [("f", {"x": 1})]),
+    (HERMES, "a <tool_call>{broken", "a <tool_call>{broken", []),
+    (HERMES, '<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": 5}</tool_call>', []),
+    (HERMES, "ends in <tool_c", "ends in <tool_c", []),
+    (LLAMA, "plain {answer}", "plain {answer}", []),
+    (LLAMA, '{"name": "f", "parameters": {"x": 1}}', "", [("f", {"x": 1})]),
+    (LLAMA, '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {"y": "é"}}', "",
+     [("f", {}), ("g", {"y": "é"})]),
+    (LLAMA, '  {"name": "unknown", "parameters": {}}', '  {"name": "unknown", "parameters": {}}', []),
+    (LLAMA, '{"answer": 42}', '{"answer": 42}', []),
+    (LLAMA, '{"name": "f", "parameters": {', '{"name": "f", "parameters": {', []),
+    (LLAMA, "<|pyth is no tag", "<|pyth is no tag", []),
+    (LLAMA, " ", " ", []),
+]  # fmt: skip
+
+
+def tools(kind: str) -> Tools:
+    declared = [{"type": "function", "function": {"name": name}} for name in ("f", "g")]
+    return Tools(declared, frozenset({"f", "g"}), kind)
+
+
+@pytest.mark.parametrize(("kind", "text", "content", "calls"), CASES)
+def test_calls_are_found_and_the_rest_is_content(
+    kind: str, text: str, content: str, calls: list[tuple[str, dict[str, object]]]
+) -> None:
+    parser = ToolParser(tools(kind))
+    before = parser.feed(text)
+    rest, found = parser.finish()
+    assert before + rest == content
+    assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+    assert len({call.id for call in found}) == len(found)
+
+
+@settings(max_examples=150)
+@given(st.sampled_from(CASES), st.data())
+def test_how_the_text_is_cut_changes_nothing(case: tuple[str, str, str, list[object]], data: st.DataObject) -> None:
+    kind, text, content, calls = case
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    parser = ToolParser(tools(kind))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    before = "".join(map(parser.feed, pieces))
+    rest, found = parser.finish()
+    assert before + rest == content
+    assert [(call.name, json.loads(call.arguments)) for call in found] == calls
+
+
+@given(st.text(alphabet="<tol_ca> x", max_size=40))
+def test_text_without_a_call_streams_through_unchanged(text: str) -> None:
+    parser = ToolParser(tools(HERMES))
+    parts = [parser.feed(character) for character in text]
+    rest, found = parser.finish()
+    assert "".join(parts) + rest == text
+    assert found == ()
+    assert len(rest) < len("<tool_call>") or "<tool_call>" in text
+
+
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        (None, None),
+        ("{{ messages }}", None),
+        ("{% if tools %}<tool_call>{% endif %}", HERMES),
+        ('{% if tools %}{"name": x, "parameters": y}{% endif %}', LLAMA),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", None),
+    ],
+)
+def test_format_is_told_from_the_chat_template(template: str | None, kind: str | None) -> None:
+    assert tool_format_of(template) == kind
+
+
+def test_tool_choice_none_hides_the_tools() -> None:
+    declared = [{"type": "function", "function": {"name": "f"}}]
+    assert read_tools({"tools": declared, "tool_choice": "none"}, HERMES) is None
+    found = read_tools({"tools": declared}, HERMES)
+    assert found is not None
+    assert found.names == {"f"}
+    with pytest.raises(InvalidRequest, match="grammar"):
+        read_tools({"tools": declared, "tool_choice": {"type": "function", "function": {"name": "f"}}}, HERMES)
