@@ -71,6 +71,7 @@ class Evidence(NamedTuple):
 
 
 _TIMEOUT_RATIO = 10.0
+_UNKNOWN_S = 60.0
 _NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, "")
 
 
@@ -81,10 +82,13 @@ def weigh(
     now: float,
     *,
     since: float,
+    longest_s: float | None = None,
     least_batch: float = 0.0,
     guard: float = 0.9,
 ) -> Evidence:
     """Count `samples` (and calls in flight that were dispatched after `since`) against the budgets.
+
+    `longest_s` is the longest service time that is known to be usual.
 
     A sample in time counts only when its batch was at least `least_batch`: a small batch in time says nothing about
     a large one. A request that its caller gave up counts only when it was late already.
@@ -103,7 +107,7 @@ def weigh(
         ratios.append(ratio)
         late += ratio > 1.0
         close += ratio > guard
-    stalled = _stall_s(limits, samples)
+    stalled = _stall_s(limits, longest_s)
     for dispatched in load.running:
         if dispatched >= since and now - dispatched > stalled:
             overdue += 1
@@ -137,14 +141,13 @@ def _ratio(sample: Sample, limits: tuple[Budget, ...]) -> tuple[float | None, st
     return worst, latency
 
 
-def _stall_s(limits: tuple[Budget, ...], samples: Iterable[Sample]) -> float:
+def _stall_s(limits: tuple[Budget, ...], longest_s: float | None) -> float:
     """Return for how long a call may be in flight before it counts as late.
 
     With an e2e target, its budget. Otherwise a call in flight shows neither first token nor pace, so only one that
-    ran twice as long as any before, and ten times the budget, counts.
+    runs twice as long as any before, and ten times the budget, counts; a minute while nothing is known.
     """
     whole = [budget.limit_s for budget in limits if budget.metric == "service"]
     if whole:
         return whole[0]
-    longest = max((sample.service for sample in samples), default=0.0)
-    return max(2.0 * longest, 10.0 * max(budget.limit_s for budget in limits))
+    return max(_UNKNOWN_S if longest_s is None else 2.0 * longest_s, 10.0 * max(budget.limit_s for budget in limits))

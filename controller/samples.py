@@ -73,6 +73,12 @@ class GenerationSamples:
         """The samples of the generation before, oldest first."""
         return self._previous
 
+    @property
+    def longest_s(self) -> float | None:
+        """The longest service time of this generation and the one before; None before any."""
+        known = [sample.service for kept in (self._previous, self._current) for sample in kept if not sample.timeout]
+        return max(known, default=None)
+
     def add(self, sample: Sample, generation: int) -> bool:
         """Keep `sample` if it was dispatched under the current generation; says whether it was."""
         if generation != self.generation:

@@ -55,6 +55,7 @@ class View:
             self.load,
             self.now,
             since=self.samples.since,
+            longest_s=self.samples.longest_s,
             least_batch=self.setpoints.max_batch_size / 2.0,
         )
 

@@ -1,0 +1,188 @@
+"""What every law must keep, whatever it is fed with."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.laws import LAWS, Law, make_law
+from controller.load import Load
+from controller.loop import PoolController
+from controller.observation import Result
+from controller.slo import SLO
+from tests.controller.build import controller, observation
+
+ADAPTIVE = sorted(set(LAWS) - {"fixed"})
+ON_UPSTREAM_TIME = sorted(set(LAWS) - {"fixed", "step"})
+
+
+@dataclass(frozen=True)
+class Step:
+    seconds: float
+    queue: float
+    batch: int
+    result: Result
+    stale: bool
+    app_limited: bool
+    tick: bool
+    slo: float | None
+
+
+steps = st.lists(
+    st.builds(
+        Step,
+        seconds=st.floats(0.001, 100.0),
+        queue=st.floats(0.0, 20.0),
+        batch=st.integers(1, 64),
+        result=st.sampled_from([Result.OK, Result.OK, Result.OK, *Result]),
+        stale=st.booleans(),
+        app_limited=st.booleans(),
+        tick=st.booleans(),
+        slo=st.none() | st.floats(0.1, 50.0),
+    ),
+    max_size=60,
+)
+
+
+def play(law: str, sequence: list[Step], mode: str) -> PoolController:
+    assert mode in ("merge", "gate")
+    pool = controller(law=law, mode="merge" if mode == "merge" else "gate", low=2, high=32, window_ms=5.0)
+    now = 100.0
+    for step in sequence:
+        now += 0.3
+        generation = pool.setpoints.generation - step.stale
+        pool.observe(
+            observation(
+                step.seconds,
+                done=now,
+                queue=step.queue,
+                batch=step.batch,
+                generation=generation,
+                result=step.result,
+                first=step.seconds / 2,
+                tokens=9,
+            )
+        )
+        if step.slo is not None:
+            pool.set_slo(SLO(e2e_s=step.slo, tpot_s=step.slo / 50.0), now, "admin:test")
+        if step.tick:
+            pool.tick(now, Load(queued=3, inflight=4, inflight_calls=1, app_limited=step.app_limited))
+    return pool
+
+
+@pytest.mark.parametrize("mode", ["merge", "gate"])
+@pytest.mark.parametrize("law", sorted(LAWS))
+@settings(max_examples=25, deadline=None)
+@given(sequence=steps)
+def test_setpoints_stay_in_bounds_and_decisions_are_deterministic(law: str, mode: str, sequence: list[Step]) -> None:
+    one, two = play(law, sequence, mode), play(law, sequence, mode)
+    for entry in one.decisions.since(0):
+        if "max_batch_size" in entry.new:
+            assert 2 <= entry.new["max_batch_size"] <= 32
+            assert 0.0 <= entry.new["window_ms"] <= 100.0
+    assert [e.as_dict() for e in one.decisions.since(0)] == [e.as_dict() for e in two.decisions.since(0)]
+    json.dumps(one.snapshot(200.0))
+
+
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_constant_timeouts_shrink(law: str) -> None:
+    pool = controller(law=law, size=16)
+    for second in range(60):
+        now = 100.0 + second
+        for _ in range(4):
+            generation = pool.setpoints.generation
+            pool.observe(observation(30.0, done=now, batch=16, generation=generation, result=Result.TIMEOUT))
+        pool.tick(now, Load(queued=20, inflight=pool.setpoints.max_batch_size, inflight_calls=4))
+    assert pool.setpoints.max_batch_size == 1
+
+
+@pytest.mark.parametrize("mode", ["merge", "gate"])
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_app_limited_never_grows(law: str, mode: str) -> None:
+    assert mode in ("merge", "gate")
+    pool = controller(law=law, size=8, mode="merge" if mode == "merge" else "gate")
+    for second in range(120):
+        now = 100.0 + second
+        for index in range(5):
+            done = now + index / 10
+            pool.observe(observation(0.5, done=done, batch=8, generation=pool.setpoints.generation))
+        pool.tick(now + 0.6, Load(queued=0, inflight=4, inflight_calls=1, app_limited=True))
+    assert pool.setpoints.max_batch_size <= 8
+
+
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_clean_samples_under_a_binding_cap_grow(law: str) -> None:
+    pool = controller(law=law, size=8)
+    for second in range(60):
+        now = 100.0 + second
+        for index in range(5):
+            done = now + index / 10
+            batch = pool.setpoints.max_batch_size
+            pool.observe(observation(0.5, done=done, batch=batch, generation=pool.setpoints.generation))
+        pool.tick(now + 0.6, Load(queued=9, inflight=8, inflight_calls=1))
+    assert pool.setpoints.max_batch_size > 8
+
+
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_stale_generations_are_ignored(law: str) -> None:
+    pool = controller(law=law, size=8)
+    for second in range(30):
+        now = 100.0 + second
+        for _ in range(5):
+            pool.observe(observation(60.0, done=now, generation=7))
+        pool.tick(now, Load(queued=9, inflight=8, inflight_calls=1, app_limited=True))
+    assert pool.setpoints.max_batch_size == 8
+
+
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_a_stalled_upstream_shrinks_before_anything_returns(law: str) -> None:
+    pool = controller(law=law, size=16, slo=SLO(e2e_s=4.0))
+    running = tuple(100.0 for _ in range(16))
+    for second in range(1, 10):
+        pool.tick(100.0 + second, Load(queued=5, inflight=16, inflight_calls=16, running=running))
+    assert pool.setpoints.max_batch_size < 16
+    assert "still in flight" in pool.decisions.latest(1)[0].text
+
+
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_a_long_queue_alone_never_shrinks_the_batch(law: str) -> None:
+    pool = controller(law=law, size=8)
+    for second in range(60):
+        now = 100.0 + second
+        for _ in range(5):
+            pool.observe(observation(2.0, done=now, queue=30.0, batch=8, generation=pool.setpoints.generation))
+        pool.tick(now, Load(queued=50, inflight=8, inflight_calls=1))
+    assert pool.setpoints.max_batch_size >= 8
+
+
+@pytest.mark.parametrize("law", sorted(LAWS))
+def test_without_a_promise_the_law_holds_and_says_why(law: str) -> None:
+    pool = controller(law=law, slo=SLO())
+    for second in range(30):
+        now = 100.0 + second
+        pool.observe(observation(50.0, done=now))
+        pool.tick(now, Load(queued=5, inflight=8, inflight_calls=1))
+    assert pool.setpoints.max_batch_size == 8
+    assert [entry.rule for entry in pool.decisions.since(0)] == ["hold"]
+    assert "promised" in pool.decisions.latest(1)[0].text
+
+
+@pytest.mark.parametrize("law", sorted(LAWS))
+def test_a_law_implements_the_interface(law: str) -> None:
+    made = make_law(law)
+    assert isinstance(made, Law)
+    assert made.name == law
+    json.dumps(made.state())
+
+
+def test_an_unknown_law_or_option_is_named() -> None:
+    with pytest.raises(ValueError, match="aimd"):
+        make_law("pid")
+    with pytest.raises(ValueError, match="speed"):
+        make_law("aimd", {"speed": 3})
+    with pytest.raises(ValueError, match="back_off"):
+        make_law("aimd", {"back_off": 1.5})

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.sketch import Sketch, SlidingSketch
+
+latencies = st.lists(st.floats(1e-5, 1e4), min_size=1, max_size=200)
+
+
+def true_quantile(values: list[float], q: float) -> float:
+    return sorted(values)[max(1, math.ceil(q * len(values))) - 1]
+
+
+@settings(max_examples=100, deadline=None)
+@given(values=latencies, q=st.sampled_from([0.5, 0.95, 0.99, 1.0]))
+def test_every_quantile_is_within_the_relative_error(values: list[float], q: float) -> None:
+    sketch = Sketch(0.01)
+    for value in values:
+        sketch.add(value)
+    assert sketch.quantile(q) == pytest.approx(true_quantile(values, q), rel=0.0101)
+
+
+@settings(max_examples=50, deadline=None)
+@given(left=latencies, right=latencies)
+def test_merging_equals_adding_everything_to_one(left: list[float], right: list[float]) -> None:
+    one, two, both = Sketch(), Sketch(), Sketch()
+    for value in left:
+        one.add(value)
+        both.add(value)
+    for value in right:
+        two.add(value)
+        both.add(value)
+    one.merge(two)
+    assert [one.quantile(q) for q in (0.1, 0.5, 0.99)] == [both.quantile(q) for q in (0.1, 0.5, 0.99)]
+    assert (one.count, one.minimum, one.maximum) == (both.count, both.minimum, both.maximum)
+
+
+def test_a_sketch_survives_json() -> None:
+    sketch = Sketch()
+    for value in (0.0, 0.5, 2.0):
+        sketch.add(value)
+    copy = Sketch.from_dict(json.loads(json.dumps(sketch.as_dict())))
+    assert copy.as_dict() == sketch.as_dict()
+    empty = Sketch.from_dict(json.loads(json.dumps(Sketch().as_dict())))
+    assert empty.count == 0
+
+
+def test_sketches_of_different_error_do_not_merge() -> None:
+    with pytest.raises(ValueError, match="relative error"):
+        Sketch(0.01).merge(Sketch(0.02))
+
+
+def test_an_empty_sketch_has_no_quantiles() -> None:
+    with pytest.raises(ValueError, match="empty"):
+        Sketch().quantile(0.5)
+
+
+def test_a_sliding_window_forgets() -> None:
+    window = SlidingSketch(window_s=10.0, slices=5)
+    window.add(1.0, now=0.5)
+    window.add(3.0, now=9.0)
+    assert window.merged(9.5).count == 2
+    assert window.merged(10.5).count == 1
+    assert window.merged(10.5).quantile(0.5) == pytest.approx(3.0, rel=0.01)
+    assert window.merged(30.0).count == 0
+
+
+def test_memory_stays_bounded_under_any_load() -> None:
+    window = SlidingSketch(window_s=10.0, slices=5)
+    for step in range(5000):
+        window.add(0.001 * (1 + step % 4000), now=step * 0.1)
+    assert len(window._sketches) <= 5
+    assert all(len(sketch._buckets) < 600 for sketch in window._sketches.values())
