@@ -32,7 +32,7 @@ class _Tenant:
 
     def newest_start(self) -> float:
         """Return the start tag of the newest waiting job: later ones must not get ahead of it."""
-        return next(reversed(self.queued.values())).start if self.queued else 0.0
+        return next(reversed(self.queued.values())).start
 
 
 class _Charge:
@@ -56,9 +56,11 @@ class Fair:
 
     - What: start-time fair queueing (Goyal, Vin and Cheng 1996). A job's key is its start tag
       `S = max(v, F_prev)`, its finish tag `F = S + cost / weight` is where the tenant's next job starts, and the
-      virtual time `v` is the start tag of the job dispatched last. A tenant that was idle starts at `v`: idling
-      earns no credit. The cost is predicted; the difference to the real count is charged or refunded to the
-      tenant's next job when the answer is complete, and a job that was never served is refunded in full.
+      virtual time `v` is the start tag of the job dispatched last. A tenant that had nothing waiting starts at
+      `v`: idling earns no credit. The cost is predicted; the difference to the real count is charged or refunded
+      to the tenant's next job when the answer is complete, and a job that was never served is refunded in full.
+      A tenant with work waiting keeps its refunds even where they take it back behind `v`, which exact costs
+      never would.
     - Inputs: tenant, weight, prompt tokens, predicted output (unknown: the mean of what completed lately, which
       starts at `default_tokens`), the caller's max_tokens.
     - Knobs: `input_weight` (default 1) and `output_weight` (1): the price of a prompt and an output token
@@ -118,10 +120,13 @@ class Fair:
         output = expected_output(job, self._unknown)
         cost = (self._input_weight * max(job.prompt_tokens, 0) + self._output_weight * output) / weight
         due = tenant.finish + tenant.correction
-        newest = tenant.newest_start()
-        start = max(self._virtual, newest, due)
-        # A refund that the order within the tenant does not let us use yet is kept; one for idling is not.
-        tenant.correction = due - start if start == newest and start > self._virtual else 0.0
+        if tenant.queued:
+            # Served in its own order; a refund which that does not let us use yet is kept for the job after.
+            start = max(tenant.newest_start(), due)
+            tenant.correction = due - start
+        else:
+            start = max(self._virtual, due)
+            tenant.correction = 0.0
         tenant.finish = start + cost
         tenant.outstanding += 1
         charge = _Charge(job, tenant, start=start, cost=cost, output=output, weight=weight)

@@ -21,6 +21,9 @@ class FCFS(Ordering):
 
     name = "fcfs"
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def key(self, job: Job) -> float:
         """Return the arrival time."""
         return job.arrival
