@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 
@@ -77,7 +78,7 @@ def read_gguf_tensor(file: GGUFFile, info: TensorInfo) -> torch.Tensor:
     count = int(np.prod(info.shape))
     if info.kind in _PLAIN:
         element, dtype = _PLAIN[info.kind]
-        values = np.frombuffer(file.data, element, count=count, offset=info.offset).copy()
+        values = _read(file, info, count * np.dtype(element).itemsize).view(element).copy()
         return torch.from_numpy(values).view(dtype).view(info.shape)
     import gguf
 
@@ -90,9 +91,15 @@ def read_gguf_tensor(file: GGUFFile, info: TensorInfo) -> torch.Tensor:
         raise ModelError(f"{file.path.name}: tensor {info.name} is {kind.name}, which is not supported ({known})")
     block, size = gguf.GGML_QUANT_SIZES[kind]
     row_bytes = info.shape[-1] // block * size
-    raw = np.frombuffer(file.data, np.uint8, count=count // block * size, offset=info.offset)
+    raw = _read(file, info, count // block * size)
     values = gguf.quants.dequantize(raw.reshape(*info.shape[:-1], row_bytes), kind)
     return torch.from_numpy(values)
+
+
+def _read(file: GGUFFile, info: TensorInfo, size: int) -> npt.NDArray[np.uint8]:
+    if info.offset + size > len(file.data):
+        raise ModelError(f"{file.path.name}: the file ends inside tensor {info.name}")
+    return np.frombuffer(file.data, np.uint8, count=size, offset=info.offset)
 
 
 class GGUFSource:

@@ -56,14 +56,14 @@ _YARN_ROPE = {
 FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
     "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_small())),
     "llama-biased-tied": lambda: transformers.LlamaForCausalLM(
-        transformers.LlamaConfig(**_small(attention_bias=True, mlp_bias=True, tie_word_embeddings=True))
+        transformers.LlamaConfig(**_small(attention_bias=True, tie_word_embeddings=True))
     ),
     "llama-odd-group": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**_small(hidden_size=96, num_attention_heads=6, num_key_value_heads=2))
     ),
     "llama-linear": lambda: transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
-            **_small(rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0})
+            **_small(mlp_bias=True, rope_parameters={"rope_type": "linear", "rope_theta": 10_000.0, "factor": 2.0})
         )
     ),
     "llama3": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**_small(rope_parameters=_LLAMA3_ROPE))),
@@ -71,7 +71,9 @@ FAMILIES: dict[str, Callable[[], transformers.PreTrainedModel]] = {
         transformers.LlamaConfig(**_small(rope_parameters=_YARN_ROPE))
     ),
     "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**_small(sliding_window=21))),
-    "mistral-full": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**_small(sliding_window=None))),
+    "mistral-full": lambda: transformers.MistralForCausalLM(
+        transformers.MistralConfig(**_small(sliding_window=None))
+    ),
     "qwen2": lambda: transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**_without_head_dim())),
     "qwen2-windowed": lambda: transformers.Qwen2ForCausalLM(
         transformers.Qwen2Config(**_without_head_dim(use_sliding_window=True, sliding_window=13, max_window_layers=1))
