@@ -1,0 +1,194 @@
+"""The torch attention against a plain formula in float64, and what it must never write."""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from backend.attention.cache import KVCache, bytes_per_block
+from backend.attention.torch_paged import TorchAttention
+from backend.engine.step import StepInput
+from backend.models.config import LayerConfig, ModelConfig
+from backend.models.rope_config import RopeConfig
+
+
+def tiny_config(
+    *, heads: int = 6, kv_heads: int = 2, dim: int = 8, windows: tuple[int | None, ...] = (None,)
+) -> ModelConfig:
+    """A configuration of which only the attention matters, one layer per window."""
+    return ModelConfig(
+        family="test",
+        vocab_size=8,
+        hidden_size=8,
+        intermediate_size=8,
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=dim,
+        norm_eps=1e-6,
+        max_position=4096,
+        layers=tuple(LayerConfig(window=window) for window in windows),
+        ropes=(RopeConfig(theta=1e4, dim=dim),),
+        attention_scale=1 / math.sqrt(dim),
+    )
+
+
+def tiny_cache(config: ModelConfig, num_blocks: int, block_size: int) -> KVCache:
+    device = torch.device("cpu")
+    return KVCache(config, num_blocks=num_blocks, block_size=block_size, dtype=torch.float32, device=device)
+
+
+def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, window: int | None) -> torch.Tensor:
+    """softmax(q k^T) v for the last queries of a sequence, head by head: [Q, H, D] over [N, Hkv, D]."""
+    queries, heads, _ = q.shape
+    tokens, kv_heads, _ = k.shape
+    out = torch.empty_like(q, dtype=torch.float64)
+    for index in range(queries):
+        position = tokens - queries + index
+        first = 0 if window is None else max(0, position - window + 1)
+        for head in range(heads):
+            kv = head // (heads // kv_heads)
+            scores = (k[first : position + 1, kv].double() @ q[index, head].double()) * scale
+            out[index, head] = scores.softmax(0) @ v[first : position + 1, kv].double()
+    return out
+
+
+@dataclass
+class World:
+    """Sequences with all their keys and values, and the cache that should hold them."""
+
+    config: ModelConfig
+    cache: KVCache
+    tables: list[list[int]]
+    keys: list[torch.Tensor]
+    values: list[torch.Tensor]
+
+    @classmethod
+    def make(cls, config: ModelConfig, lengths: list[int], block_size: int, seed: int, *, shuffled: bool) -> World:
+        counts = [-(-length // block_size) for length in lengths]
+        blocks = list(range(sum(counts) + 3))
+        if shuffled:
+            random.Random(seed).shuffle(blocks)
+        tables = [[blocks.pop(0) for _ in range(count)] for count in counts]
+        maker = torch.Generator().manual_seed(seed)
+        shape = (config.num_kv_heads, config.head_dim)
+        keys = [torch.randn(length, *shape, generator=maker) for length in lengths]
+        values = [torch.randn(length, *shape, generator=maker) for length in lengths]
+        cache = tiny_cache(config, len(blocks) + sum(counts), block_size)
+        return cls(config, cache, tables, keys, values)
+
+    def step(self, query_lens: list[int]) -> StepInput:
+        """The last `query_lens` tokens of every sequence."""
+        size = self.cache.block_size
+        positions = [
+            position
+            for keys, count in zip(self.keys, query_lens, strict=True)
+            for position in range(len(keys) - count, len(keys))
+        ]
+        rows = [row for row, count in enumerate(query_lens) for _ in range(count)]
+        slots = [
+            self.tables[row][position // size] * size + position % size
+            for row, position in zip(rows, positions, strict=True)
+        ]
+        lengths = [len(keys) for keys in self.keys]
+        return StepInput([0] * len(slots), positions, slots, query_lens, lengths, self.tables, [])
+
+    def fill(self, query_lens: list[int]) -> None:
+        """Put everything before the queries into the cache, and garbage everywhere else."""
+        for stored, sources in ((self.cache.keys, self.keys), (self.cache.values, self.values)):
+            for layer in stored:
+                layer.fill_(1e4)
+                flat = layer.view(layer.shape[0], -1, layer.shape[-1])
+                for table, tokens, count in zip(self.tables, sources, query_lens, strict=True):
+                    for position in range(len(tokens) - count):
+                        size = self.cache.block_size
+                        flat[:, table[position // size] * size + position % size] = tokens[position]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(st.tuples(st.integers(1, 70), st.integers(1, 70)), min_size=1, max_size=7),
+    block_size=st.sampled_from([1, 3, 8, 16]),
+    window=st.sampled_from([None, 1, 5, 16, 40]),
+    group=st.sampled_from([1, 3]),
+    shuffled=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_attention_equals_the_formula(
+    rows: list[tuple[int, int]], block_size: int, window: int | None, group: int, shuffled: bool, seed: int
+) -> None:
+    torch.set_num_threads(1)
+    config = tiny_config(heads=2 * group, windows=(None, window))
+    lengths = [length for length, _ in rows]
+    # Half of the rows decode, as in a real step.
+    query_lens = [1 if count % 2 else min(count, length) for length, count in rows]
+    world = World.make(config, lengths, block_size, seed, shuffled=shuffled)
+    world.fill(query_lens)
+    q = torch.randn(sum(query_lens), config.num_heads, config.head_dim, generator=torch.Generator().manual_seed(seed))
+    k = torch.cat([keys[len(keys) - count :] for keys, count in zip(world.keys, query_lens, strict=True)])
+    v = torch.cat([values[len(values) - count :] for values, count in zip(world.values, query_lens, strict=True)])
+    attend = TorchAttention(config, world.cache).begin(world.step(query_lens))
+    for layer, reach in enumerate((None, window)):
+        got = attend(layer, q, k, v).view_as(q).double()
+        parts = q.split(query_lens)
+        want = torch.cat(
+            [
+                formula(part, keys, values, config.attention_scale, reach)
+                for part, keys, values in zip(parts, world.keys, world.values, strict=True)
+            ]
+        )
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_slot_minus_one_is_never_written() -> None:
+    config = tiny_config()
+    world = World.make(config, [9, 5], 4, seed=1, shuffled=False)
+    step = world.step([3, 1])
+    slots = list(step.slot_mapping)
+    slots[1] = slots[3] = -1
+    attend = TorchAttention(config, world.cache).begin(step._replace(slot_mapping=slots))
+    world.cache.keys[0].fill_(7.0)
+    k = torch.ones(4, config.num_kv_heads, config.head_dim)
+    attend(0, torch.zeros(4, config.num_heads, config.head_dim), k, k)
+    written = (world.cache.keys[0] != 7.0).any(-1).any(0).flatten().nonzero().flatten().tolist()
+    assert written == sorted(slot for slot in slots if slot >= 0)
+    assert world.cache.num_blocks * world.cache.block_size - 1 not in written
+
+
+def test_copied_blocks_are_equal_in_every_layer_and_all_sources_are_read_first() -> None:
+    config = tiny_config(windows=(None, 4))
+    cache = tiny_cache(config, 6, 4)
+    for layer in (*cache.keys, *cache.values):
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.clone() for layer in (*cache.keys, *cache.values)]
+    cache.copy_blocks([(0, 1), (1, 5), (3, 2)])
+    for was, now in zip(before, (*cache.keys, *cache.values), strict=True):
+        for source, destination in ((0, 1), (1, 5), (3, 2)):
+            assert torch.equal(now[:, destination], was[:, source])
+        for untouched in (0, 3, 4):
+            assert torch.equal(now[:, untouched], was[:, untouched])
+    cache.copy_blocks([])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bytes_per_block_is_what_a_block_takes(dtype: torch.dtype) -> None:
+    config = tiny_config(windows=(None, None, 4))
+    cache = KVCache(config, num_blocks=5, block_size=4, dtype=dtype, device=torch.device("cpu"))
+    taken = sum(layer.numel() * layer.itemsize for layer in (*cache.keys, *cache.values))
+    assert taken == 5 * bytes_per_block(config, 4, dtype)
+
+
+def test_neighbouring_blocks_are_read_in_place() -> None:
+    from backend.attention.torch_paged import _make_context
+
+    cache = torch.randn(2, 10, 4, 8)
+    run = _make_context([[3, 4, 5]]).read(cache)
+    assert run.data_ptr() == cache[:, 3].data_ptr()
+    scattered = _make_context([[3, 5, 4]]).read(cache)
+    assert scattered.shape == run.shape == (1, 2, 12, 8)
+    assert torch.equal(scattered[0, :, 4:8], cache[:, 5])
