@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from proxy.config.base import nearest
 from proxy.config.errors import ConfigError, Path, Problem, join, problems_of
 from proxy.config.model import POOL_KEYS, Config, PoolConfig
+from proxy.config.names import unknown_names
 from proxy.config.source import Source, read_file
 
 __all__ = ["ENV_PREFIX", "Override", "check", "load"]
@@ -64,10 +65,14 @@ def check(source: Source, *, short: bool = False) -> Config:
         return source.origin(path), shown
 
     try:
-        return Config.model_validate(source.data)
+        config = Config.model_validate(source.data)
     except ValidationError as error:
         problems = [_friendlier(problem, source, short) for problem in problems_of(error, locate)]
-    raise ConfigError(problems)
+        raise ConfigError(problems) from None
+    unknown = [Problem(source.origin(path), join(locate(path)[1]), text) for path, text in unknown_names(config)]
+    if unknown:
+        raise ConfigError(unknown)
+    return config
 
 
 def _friendlier(problem: Problem, source: Source, short: bool) -> Problem:

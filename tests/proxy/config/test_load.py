@@ -305,6 +305,23 @@ def test_a_directory_is_one_line(tmp_path: Path) -> None:
         load(tmp_path, environ={})
 
 
+@pytest.mark.parametrize("key", ["policy", "law"])
+def test_options_nobody_understands_are_refused(tmp_path: Path, key: str) -> None:
+    said = complaint(tmp_path, f"upstreams: [http://a:1]\n{key}_options: {{nonsense: 1}}\n")
+    assert said.startswith(f"trimtab.yaml:2: {key}_options: ")
+    assert "nonsense" in said
+
+
+@pytest.mark.parametrize(
+    ("key", "wrong", "right"),
+    [("law", "aimed", "aimd"), ("policy", "priorty", "priority"), ("wire", "openapi", "openai")],
+)
+def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, key: str, wrong: str, right: str) -> None:
+    said = complaint(tmp_path, f"upstreams: [http://a:1]\n{key}: {wrong}\n")
+    assert said.startswith(f"trimtab.yaml:2: {key}: got {wrong!r}; accepted: ")
+    assert said.endswith(f"; did you mean {right}?")
+
+
 def test_python_objects_are_not_made(tmp_path: Path) -> None:
     said = complaint(tmp_path, "upstreams: [http://a:1]\npolicy: !!python/object/apply:os.getcwd []\n")
     assert said == "trimtab.yaml:2: policy: got a list; accepted: text matching ^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
