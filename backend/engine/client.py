@@ -73,7 +73,7 @@ class EngineClient:
     ) -> EngineClient:
         """Start an engine process, load the model, and return when it is ready to generate.
 
-        `build` is "module:function", called in the new process as `function(options, progress) -> EngineCore`.
+        `build` is "module:function", called there as `function(options, progress) -> (EngineCore, EngineInfo)`.
         Raises EngineError with one line that says why the engine did not come up.
         """
         process, reader, writer = await _spawn()
@@ -204,7 +204,7 @@ class EngineClient:
         elif kind == Kind.REFUSED:
             stream = self._streams.get(frame[1])
             if stream is not None:
-                stream.fail(RequestRefused(frame[2], frame[3]))
+                stream.fail(frame[2])
         elif kind == Kind.EMBEDDED:
             future = self._embeddings.get(frame[1])
             if future is not None and not future.done():

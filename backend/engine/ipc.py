@@ -31,7 +31,7 @@ class Kind(IntEnum):
     READY = 11  # EngineInfo
     FAILED = 12  # one line: the engine never came up, or cannot go on
     STEP = 13  # [packed delta], EngineStats
-    REFUSED = 14  # request id, message, param
+    REFUSED = 14  # request id, EngineError
     EMBEDDED = 15  # job, [[float]] or None, error or None
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["Runner", "StepInput"]
+__all__ = ["EmbeddingRunner", "Runner", "StepInput"]
 
 
 class StepInput(NamedTuple):
@@ -57,4 +57,13 @@ class Runner(Protocol):
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy whole blocks (source, destination) in every layer, before the next step."""
+        ...
+
+
+@runtime_checkable
+class EmbeddingRunner(Protocol):
+    """A runner that can also pool a text's hidden states into one vector."""
+
+    def embed(self, token_ids: list[list[int]], pooling: Literal["mean", "last"]) -> torch.Tensor:
+        """Return float32 [N, hidden] vectors of unit length, one per text. Takes no KV blocks."""
         ...

@@ -1,0 +1,409 @@
+"""The engine without its process: requests in, one step at a time, deltas out.
+
+Synchronous and, but for the runner, pure: the clock and the randomness are passed in. Every accepted request ends
+with exactly one finish per choice, whatever happens.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from backend.engine.batch import Plan
+from backend.engine.blocks import BlockPool, IntegrityError
+from backend.engine.detokenizer import Decoder, Detokenizer
+from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
+from backend.engine.options import EngineInfo, EngineOptions
+from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
+from backend.engine.sampler import Grammar, Sampled, Sampler, SamplingState
+from backend.engine.scheduler import Limits, Scheduler
+from backend.engine.sequence import Sequence, SequenceState
+from backend.engine.stats import EngineStats
+from backend.engine.step import Runner
+from backend.engine.validation import check_request
+from policies import Job, Policy
+
+__all__ = ["EngineCore", "EngineFault", "GrammarFactory"]
+
+logger = logging.getLogger(__name__)
+
+GrammarFactory = Callable[[GenerationRequest], Grammar | None]
+"""Makes what constrains one choice of a request, or None. Raises RequestRefused for one it cannot make."""
+
+MAX_FAILURES = 3
+CONTEXT_TOKENS = 6
+"""Prompt tokens that decide about spaces at the start of the output."""
+
+
+class EngineFault(EngineError):
+    """Step after step failed: the engine cannot go on."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """A request that is not over."""
+
+    request: GenerationRequest
+    first: Sequence
+    sequences: set[Sequence] = field(default_factory=set)
+    """Those that are not over; until the prompt is computed, one stands for all."""
+    completion_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What turns one sequence's logits into text."""
+
+    sampling: SamplingState
+    text: Detokenizer
+
+
+class EngineCore:
+    """Continuous batching over a runner.
+
+    Use: `add` and `abort` whenever, `step` while `has_work`. All three are called from one thread.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        decoder: Decoder,
+        options: EngineOptions,
+        policy: Policy,
+        *,
+        eos_token_ids: Iterable[int],
+        max_model_len: int,
+        clock: Callable[[], float],
+        seeds: random.Random,
+        root: bytes,
+        grammars: GrammarFactory | None = None,
+    ) -> None:
+        """Serve `runner`.
+
+        `eos_token_ids` is the union of all sources; `max_model_len` the model's own limit; `clock` is monotonic
+        seconds; `seeds` gives a seed to requests without one; `root` keys the prefix cache (16 to 64 random bytes).
+        """
+        self._runner = runner
+        self._decoder = decoder
+        self._options = options
+        self._eos = frozenset(eos_token_ids)
+        self._clock = clock
+        self._seeds = seeds
+        self._grammars = grammars
+        self._pool = BlockPool(runner.num_blocks, runner.block_size, root=root, prefix_cache=options.prefix_cache)
+        limits = Limits(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            prefill_chunk=options.prefill_chunk,
+            mix=options.mix,
+            watermark_blocks=int(options.watermark * runner.num_blocks),
+            max_preemptions=options.max_preemptions,
+            admission=options.admission,
+        )
+        self.scheduler = Scheduler(self._pool, limits, policy)
+        capacity = runner.num_blocks * runner.block_size
+        self._max_len = min(max_model_len, options.max_model_len or max_model_len, capacity)
+        self._sampler = Sampler(runner.vocab_size)
+        self._open: dict[str, _Open] = {}
+        self._choices: dict[Sequence, _Choice] = {}
+        self._received = self._finished = self._steps = self._running_sum = self._stalls = self._failures = 0
+        self._prompt_tokens = self._generation_tokens = 0
+        self._step_seconds = self._last_step_s = 0.0
+        self._healthy = True
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is open, so that `step` should be called."""
+        return bool(self._open)
+
+    @property
+    def info(self) -> EngineInfo:
+        """What this engine is; the device, the type and the load time are for whoever built it to add."""
+        return EngineInfo(
+            vocab_size=self._runner.vocab_size,
+            max_model_len=self._max_len,
+            num_blocks=self._runner.num_blocks,
+            block_size=self._runner.block_size,
+            max_num_seqs=self._options.max_num_seqs,
+            eos_token_ids=self._eos,
+            policy=self.scheduler.policy.name,
+        )
+
+    @property
+    def runner(self) -> Runner:
+        """What executes the steps."""
+        return self._runner
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def add(self, request: GenerationRequest) -> None:
+        """Accept `request`. Raises RequestRefused when it can never be served, EngineOverloaded when not now."""
+        self._received += 1
+        if request.id in self._open:
+            raise RequestRefused(f"a request with the id {request.id!r} is already running")
+        check_request(
+            request,
+            vocab_size=self._runner.vocab_size,
+            max_num_seqs=self._options.max_num_seqs,
+            max_len=self._max_len,
+            capacity=self._pool.num_blocks * self._pool.block_size,
+        )
+        if self.scheduler.num_waiting >= self._options.max_waiting:
+            raise EngineOverloaded(f"{self.scheduler.num_waiting} requests are waiting already")
+        params, prompt = request.params, request.prompt_token_ids
+        job = Job(
+            id=request.id,
+            arrival=self._clock(),
+            class_slack=request.class_slack,
+            tenant=request.tenant,
+            prompt_tokens=len(prompt),
+            predicted_tokens=request.predicted_tokens,
+            max_tokens=params.max_tokens,
+        )
+        sequence = Sequence(
+            request=request,
+            job=job,
+            tokens=list(prompt),
+            max_len=min(len(prompt) + params.max_tokens, self._max_len),
+            eos_token_ids=frozenset() if params.ignore_eos else self._eos,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            forks=request.n,
+        )
+        self._check_blocks(sequence)
+        seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        self._choices[sequence] = self._make_choice(sequence, seed)
+        self._open[request.id] = _Open(request, sequence, {sequence})
+        self.scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> list[Delta]:
+        """End a request in whatever state it is; returns its last deltas. Unknown and finished ids are fine."""
+        return self._end(request_id, FinishReason.ABORT, None)
+
+    def fail_all(self, error: str) -> list[Delta]:
+        """End every open request with an error."""
+        return [
+            delta for request_id in list(self._open) for delta in self._end(request_id, FinishReason.ERROR, error)
+        ]
+
+    def _check_blocks(self, sequence: Sequence) -> None:
+        needed = self.scheduler.expected_blocks(sequence)
+        if self._options.admission == "guaranteed" and needed > self._pool.num_blocks:
+            raise RequestRefused(
+                f"the request may need {needed} KV blocks and there are {self._pool.num_blocks}; "
+                f"lower max_tokens or n",
+                "max_tokens",
+            )
+
+    def _make_choice(self, sequence: Sequence, seed: int) -> _Choice:
+        params, prompt = sequence.request.params, sequence.request.prompt_token_ids
+        ends = [
+            token for token in sequence.eos_token_ids | sequence.stop_token_ids if token < self._runner.vocab_size
+        ]
+        return _Choice(
+            SamplingState(params, prompt, seed, ends, self._grammars(sequence.request) if self._grammars else None),
+            Detokenizer(
+                self._decoder,
+                stop=params.stop,
+                include_stop=params.include_stop,
+                skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
+                context=prompt[-CONTEXT_TOKENS:],
+            ),
+        )
+
+    # -- steps -----------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Delta]:
+        """Run one step and return what it produced. Raises EngineFault when steps fail again and again."""
+        if not self._open:
+            return []
+        started = self._clock()
+        plan = self.scheduler.schedule()
+        if plan is None:
+            return self._stalled()
+        try:
+            sequences, sampled = self._execute(plan)
+        except Exception as error:
+            return self._failed(plan, error)
+        deltas = [self._advance(sequence, result) for sequence, result in zip(sequences, sampled, strict=True)]
+        self._failures = 0
+        self._healthy = True
+        self._steps += 1
+        self._running_sum += len(plan.rows)
+        self._last_step_s = self._clock() - started
+        self._step_seconds += self._last_step_s
+        return deltas
+
+    def _execute(self, plan: Plan) -> tuple[list[Sequence], list[Sampled]]:
+        if plan.copies:
+            self._runner.copy_blocks(plan.copies)
+        logits = self._runner.execute(plan.step)
+        self.scheduler.commit(plan)
+        if not plan.sampled:
+            return [], []
+        sequences = plan.sampled
+        if any(sequence.forks > 1 for sequence in sequences):
+            sequences, logits = self._fork(sequences, logits)
+        return sequences, self._sampler.sample(logits, [self._choices[sequence].sampling for sequence in sequences])
+
+    def _fork(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Sequence], torch.Tensor]:
+        """Give every choice of a request whose prompt is now computed a sequence and a row of logits of its own."""
+        rows: list[int] = []
+        choices: list[Sequence] = []
+        for row, sequence in enumerate(sequences):
+            if sequence.forks == 1:
+                family = [sequence]
+            else:
+                seed = self._choices[sequence].sampling.seed
+                family = self.scheduler.fork(sequence)
+                self._open[sequence.request.id].sequences.update(family)
+                for child in family[1:]:
+                    self._choices[child] = self._make_choice(child, seed + child.index)
+            choices.extend(family)
+            rows.extend([row] * len(family))
+        return choices, logits[rows]
+
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> Delta:
+        """Add one sampled token to a sequence and say what that means to the caller."""
+        request_id, index = sequence.request.id, sequence.index
+        token, logprob = sampled
+        if token < 0:
+            return self._break_off(sequence, "the model gave no valid probabilities for the next token")
+        choice = self._choices[sequence]
+        self._count_token(sequence)
+        sequence.tokens.append(token)
+        choice.sampling.append(token)
+        grammar = choice.sampling.grammar
+        if grammar is not None and not grammar.accept(token):
+            return self._break_off(sequence, "the sampled token does not fit the grammar")
+        stop: str | int | None
+        reason, stop = sequence.finish_after(token) or (None, None)
+        text, matched = "", None
+        if reason is not FinishReason.STOP or sequence.request.params.include_stop:
+            text, matched = choice.text.put(token)
+        if reason is not None and matched is None:
+            tail, matched = choice.text.finish()
+            text += tail
+        if matched is not None:
+            reason, stop = FinishReason.STOP, matched
+        logprobs = () if logprob is None else (logprob,)
+        delta = Delta(request_id, index, text, (token,), logprobs, reason, stop)
+        return delta if reason is None else self._retire(sequence, [delta])[-1]
+
+    def _count_token(self, sequence: Sequence) -> None:
+        if sequence.index == 0 and sequence.num_output_tokens == 0:
+            self._prompt_tokens += sequence.num_prompt_tokens
+        self._generation_tokens += 1
+        self._open[sequence.request.id].completion_tokens += 1
+
+    # -- ends ------------------------------------------------------------------------------------------------
+
+    def _retire(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
+        """Forget a sequence whose last deltas these are: the only way out, for every reason there is."""
+        completed = deltas[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+        self.scheduler.remove(sequence, SequenceState.COMPLETED if completed else SequenceState.ABORTED)
+        del self._choices[sequence]
+        opened = self._open[sequence.request.id]
+        opened.sequences.remove(sequence)
+        if not opened.sequences:
+            del self._open[sequence.request.id]
+            self._finished += 1
+            if opened.first.admitted:
+                self.scheduler.policy.completed(sequence.job, opened.completion_tokens)
+            else:
+                self.scheduler.policy.removed(sequence.job)
+            usage = Usage(
+                len(sequence.request.prompt_token_ids), opened.completion_tokens, opened.first.num_cached_tokens
+            )
+            deltas[-1] = replace(deltas[-1], usage=usage)
+        return deltas
+
+    def _break_off(self, sequence: Sequence, error: str) -> Delta:
+        return self._retire(
+            sequence,
+            [Delta(sequence.request.id, sequence.index, "", finish_reason=FinishReason.ERROR, error=error)],
+        )[-1]
+
+    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> list[Delta]:
+        """End what is left of a request; a sequence that stands for several choices ends all of them."""
+        opened = self._open.get(request_id)
+        if opened is None:
+            return []
+        deltas: list[Delta] = []
+        for sequence in sorted(opened.sequences, key=lambda sequence: sequence.index):
+            last = [
+                Delta(request_id, sequence.index + offset, "", finish_reason=reason, error=error)
+                for offset in range(sequence.forks)
+            ]
+            deltas += self._retire(sequence, last)
+        return deltas
+
+    def _failed(self, plan: Plan, error: Exception) -> list[Delta]:
+        """End the requests whose step failed. What it may have left in the prefix cache is forgotten."""
+        logger.error("a step of %d sequences failed", len(plan.rows), exc_info=error)
+        self._failures += 1
+        self._healthy = False
+        self._pool.clear_cache()
+        if self._failures >= MAX_FAILURES:
+            raise EngineFault(f"{self._failures} steps in a row failed, the last with: {_one_line(error)}") from error
+        requests = dict.fromkeys(sequence.request.id for sequence in plan.rows)
+        text = f"the step that computed this request failed: {_one_line(error)}"
+        return [delta for request_id in requests for delta in self._end(request_id, FinishReason.ERROR, text)]
+
+    def _stalled(self) -> list[Delta]:
+        """Nothing could be scheduled although requests are open: fail one, so that the others may move.
+
+        This cannot happen unless the engine has a bug, hence the log entry with everything there is to know.
+        """
+        self._stalls += 1
+        self._healthy = False
+        scheduler, pool = self.scheduler, self._pool
+        head = scheduler.head or next(iter(scheduler))
+        state = (
+            f"{scheduler.num_running} running, {scheduler.num_waiting} waiting, "
+            f"{pool.num_free} free, {pool.num_cached} cached and {pool.num_owned} owned blocks"
+        )
+        logger.error("nothing can be scheduled: %s; failing request %s", state, head.request.id)
+        return self._end(head.request.id, FinishReason.ERROR, f"the engine could not schedule this request ({state})")
+
+    # -- account ---------------------------------------------------------------------------------------------
+
+    def stats(self) -> EngineStats:
+        """Return gauges as of now and counters since the start."""
+        return EngineStats(
+            running=self.scheduler.num_running,
+            waiting=self.scheduler.num_waiting,
+            free_blocks=self._pool.num_free,
+            cached_blocks=self._pool.num_cached,
+            owned_blocks=self._pool.num_owned,
+            total_blocks=self._pool.num_blocks,
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            last_step_s=self._last_step_s,
+            running_sum=self._running_sum,
+            preemptions=self.scheduler.preemptions,
+            prefix_queries=self.scheduler.prefix_queries,
+            prefix_hits=self.scheduler.prefix_hits,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            requests_received=self._received,
+            requests_finished=self._finished,
+            stalls=self._stalls,
+            healthy=self._healthy,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise IntegrityError unless every block, seat and open request is accounted for."""
+        self.scheduler.check_integrity()
+        known = {sequence for opened in self._open.values() for sequence in opened.sequences}
+        if known != set(self.scheduler) or known != self._choices.keys():
+            raise IntegrityError("the engine and its scheduler disagree about which sequences there are")
+
+
+def _one_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
