@@ -1,0 +1,45 @@
+"""What the core tells whoever counts and logs. Every method is called on the hot path and must be cheap."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from controller.observation import Observation
+
+__all__ = ["Hooks", "NullHooks"]
+
+
+class Hooks(Protocol):
+    """Counts what happens; `proxy.metrics.Metrics` is the real one."""
+
+    def request_finished(self, obs: Observation, route: str, code: int) -> None:
+        """One request is over; called exactly once for each. `code` is the status sent, 499 if the client left."""
+        ...
+
+    def shed(self, pool: str, reason: str) -> None:
+        """One request was refused on arrival or dropped from the queue."""
+        ...
+
+    def batch_dispatched(self, pool: str, size: int, closed_by: str) -> None:
+        """One upstream call of `size` items left the batcher, because of `closed_by`."""
+        ...
+
+    def retried(self, pool: str) -> None:
+        """One upstream call was sent again."""
+        ...
+
+
+class NullHooks:
+    """Counts nothing."""
+
+    def request_finished(self, obs: Observation, route: str, code: int) -> None:
+        """Ignore it."""
+
+    def shed(self, pool: str, reason: str) -> None:
+        """Ignore it."""
+
+    def batch_dispatched(self, pool: str, size: int, closed_by: str) -> None:
+        """Ignore it."""
+
+    def retried(self, pool: str) -> None:
+        """Ignore it."""

@@ -1,0 +1,218 @@
+"""One merged upstream call, from the batch to everybody's own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import ceil, log2
+
+from proxy.batcher import Batch
+from proxy.lease import Lease
+from proxy.outcome import InternalFault, NoUpstream, Outcome, UpstreamFailed, UpstreamTimeout
+from proxy.turn import Answer, MergeTurn
+from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.group import Group
+from proxy.upstream.outgoing import Outgoing
+from proxy.wire.base import MergeMismatch, WireFormat
+
+__all__ = ["MAX_ANSWER_BYTES", "MergeRun", "outcome_of"]
+
+MAX_ANSWER_BYTES = 1 << 30
+"""A merged answer is held in memory, so it may not be larger."""
+
+_SHARED = frozenset({401, 402, 403, 404, 405, 429, 503})
+"""Answers that say nothing about any item in particular: everybody gets them."""
+_ITEM_AT_FAULT = frozenset({400, 413, 422})
+_REPLACED = (b"accept-encoding:", b"accept:")
+
+
+def outcome_of(error: UpstreamError) -> Outcome:
+    """Return what a failed upstream call means for the client that waits for it."""
+    if error.is_timeout:
+        return UpstreamTimeout(error.failure.value)
+    return UpstreamFailed(error.failure.value)
+
+
+class MergeRun:
+    """Sends a batch and hands out the parts.
+
+    When the call fails in a way that one item may be to blame for, the batch is halved until the guilty are alone.
+    Half a batch that went well needs no proof against the other half, so one poisoned item among n costs at most
+    2*log2(n) more calls. Where the upstream's own failure is as likely (5xx, broken connections), that is also the
+    limit; where the answer blames the request (400, 413, 422), everybody's innocence is worth up to 2n calls.
+    A batch whose answer does not map onto its items is sent again one by one.
+    """
+
+    def __init__(
+        self, group: Group, wire: WireFormat, batch: Batch, members: Sequence[MergeTurn], lease: Lease, until: float
+    ) -> None:
+        self._group = group
+        self._wire = wire
+        self._members = list(members)
+        self._lease = lease
+        self._until = until
+        self.batch = batch
+        self.extra_calls = 0
+        """Calls beyond the first."""
+        self._extra_limit = 2 * ceil(log2(len(members))) + 1 if len(members) > 1 else 0
+        self._task: asyncio.Task[None] | None = None
+        self._last: Answer | UpstreamError | None = None
+        """The latest failure."""
+
+    def start(self, loop: asyncio.AbstractEventLoop, done: Callable[[MergeRun], None]) -> None:
+        """Send it; `done` is called when everybody has an answer, or nobody is left to have one."""
+        for member in self._members:
+            member.run = self
+        self._task = loop.create_task(self._run(done))
+
+    def member_gone(self) -> None:
+        """A client left. When it was the last one, the call is given up."""
+        if all(member.settled for member in self._members):
+            self.cancel()
+
+    def cancel(self) -> None:
+        """Give the call up; whoever still waits is told so."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self, done: Callable[[MergeRun], None]) -> None:
+        try:
+            if not await self._try(self._members):
+                await self._split(self._members)
+        except asyncio.CancelledError:
+            self._fail_rest(UpstreamFailed("given up"))
+            raise
+        except Exception:
+            self._fail_rest(InternalFault())
+            raise
+        finally:
+            self._lease.release()
+            done(self)
+
+    async def _split(self, members: Sequence[MergeTurn]) -> None:
+        """Find the guilty among `members`, whose call has just failed or would fail."""
+        members = [member for member in members if not member.settled]
+        if len(members) < 2:
+            await self._finish(members)
+            return
+        half = len(members) // 2
+        left, right = members[:half], members[half:]
+        if await self._retry(left):
+            await self._split(right)
+            return
+        left_answer = self._last
+        right_fine = await self._retry(right)
+        right_answer = self._last
+        self._last = left_answer
+        await self._blame(left)
+        if not right_fine:
+            self._last = right_answer
+            await self._blame(right)
+
+    async def _blame(self, members: Sequence[MergeTurn]) -> None:
+        """`members` have just failed together with `_last`."""
+        if len(members) == 1 or self.extra_calls >= self._extra_limit:
+            self._settle(members)
+        else:
+            await self._split(members)
+
+    async def _finish(self, members: Sequence[MergeTurn]) -> None:
+        """A single one that must be guilty still gets an answer of its own."""
+        if members and not await self._retry(members):
+            self._settle(members)
+
+    async def _retry(self, members: Sequence[MergeTurn]) -> bool:
+        if self.extra_calls >= self._extra_limit:
+            self._settle(members)
+            return True
+        self.extra_calls += 1
+        return await self._try(members)
+
+    async def _try(self, members: Sequence[MergeTurn]) -> bool:
+        """Send `members` together. Returns whether they are settled; otherwise one of them may be to blame."""
+        members = [member for member in members if not member.settled]
+        if not members:
+            return True
+        first = members[0]
+        calls = [member.call for member in members]
+        outgoing = first.outgoing if len(members) == 1 else self._merged(members)
+        try:
+            exchange = await self._group.call(
+                self._lease, outgoing, total_deadline=self._until, gather=True, limit=MAX_ANSWER_BYTES
+            )
+        except UpstreamError as error:
+            self._last = error
+            if len(members) == 1 or error.is_timeout or error.failure is Failure.CONNECT:
+                self._settle(members)
+                return True
+            return False
+        body = exchange.take()
+        fields = exchange.fields
+        answer = Answer(exchange.status, exchange.reason, fields.fields, body, fields.has_request_id)
+        for member in members:
+            member.ticket.upstream = self._lease.endpoint.name
+        if len(members) == 1:
+            first.resolve(answer)
+            return True
+        if not 200 <= exchange.status < 300:
+            self._last = answer
+            if exchange.status in _SHARED or exchange.status < 400:
+                self._settle(members)
+                return True
+            if exchange.status in _ITEM_AT_FAULT:
+                self._extra_limit = max(self._extra_limit, 2 * len(self._members))
+            return False
+        try:
+            replies = self._wire.split(calls, exchange.status, body, fields.fields)
+        except MergeMismatch:
+            await self._singly(members)
+            return True
+        for member, reply in zip(members, replies, strict=True):
+            headers = [(b"Content-Type", reply.content_type.encode("latin-1")), *reply.headers]
+            member.resolve(Answer(reply.status, b"", headers, reply.body))
+        return True
+
+    async def _singly(self, members: Sequence[MergeTurn]) -> None:
+        """Never guess whose result is whose."""
+        self._extra_limit += len(members)
+        for member in members:
+            if not member.settled:
+                self.extra_calls += 1
+                await self._try([member])
+
+    def _merged(self, members: Sequence[MergeTurn]) -> Outgoing:
+        calls = [member.call for member in members]
+        body = self._wire.merge(calls)
+        first = members[0].outgoing
+        replaced = self._wire.merge_headers(calls, body)
+        names = tuple(name + b":" for name, _ in replaced) + _REPLACED
+        lines = [line for line in first.lines if not line.lower().startswith(names)]
+        lines += [b"%b: %b\r\n" % field for field in replaced]
+        lines.append(b"Accept: application/json\r\nAccept-Encoding: identity\r\n" if not replaced else b"")
+        return Outgoing(
+            first.method,
+            first.target,
+            lines,
+            body=body,
+            authorization=first.authorization,
+            replayable=True,
+            is_json=first.is_json,
+        )
+
+    def _settle(self, members: Sequence[MergeTurn]) -> None:
+        """Give `members` the failure they had together."""
+        last = self._last
+        for member in members:
+            if member.settled:
+                continue
+            if isinstance(last, Answer):
+                member.resolve(last)
+            elif last is not None:
+                member.fail(outcome_of(last))
+            else:
+                member.fail(NoUpstream())
+
+    def _fail_rest(self, outcome: Outcome) -> None:
+        for member in self._members:
+            if not member.settled:
+                member.fail(outcome)

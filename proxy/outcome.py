@@ -1,0 +1,391 @@
+"""Every way in which a request can end without its upstream's answer, and the one place that words them in HTTP.
+
+Codes: 429 the caller's own limit; 503 we are saturated, draining, without an upstream, or the promise cannot be
+kept now; 504 a deadline passed; 502 the upstream failed before a byte; 499 the client went away (log only); 4xx
+the caller's mistake. Never 408 or 409: SDKs retry those blindly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from email.utils import formatdate
+from math import ceil
+from typing import ClassVar, TypeAlias
+
+from controller.observation import Result
+from proxy.wire.base import Reply, WireFormat
+
+__all__ = [
+    "BadInput",
+    "BodyTooLarge",
+    "CallerLimited",
+    "ClientGone",
+    "DeadlinePassed",
+    "Draining",
+    "ExpectationFailed",
+    "HeadersTooLarge",
+    "Infeasible",
+    "InternalFault",
+    "NoRoute",
+    "NoUpstream",
+    "Outcome",
+    "QueueFull",
+    "Refused",
+    "Shed",
+    "SlowClient",
+    "UpstreamFailed",
+    "UpstreamTimeout",
+    "to_reply",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    status: ClassVar[int]
+    result: ClassVar[Result]
+
+    @property
+    def reason(self) -> str:
+        """The machine-readable reason, from a bounded set: header and metric label."""
+        raise NotImplementedError
+
+    @property
+    def message(self) -> str:
+        """One sentence for people."""
+        raise NotImplementedError
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """When trying again is expected to help; None when it never is."""
+        return None
+
+    @property
+    def param(self) -> str | None:
+        """The field at fault, where there is one."""
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class BadInput(_Outcome):
+    """The request is malformed."""
+
+    status: ClassVar[int] = 400
+    result: ClassVar[Result] = Result.REFUSED
+    text: str
+    field: str | None = None
+    code: str = "bad_request"
+
+    @property
+    def reason(self) -> str:
+        """Always `bad_request`; the finer code goes into the body."""
+        return "bad_request"
+
+    @property
+    def message(self) -> str:
+        """What was wrong with it."""
+        return self.text
+
+    @property
+    def param(self) -> str | None:
+        """The field at fault."""
+        return self.field
+
+
+@dataclass(frozen=True, slots=True)
+class BodyTooLarge(_Outcome):
+    """The body exceeds the limit."""
+
+    status: ClassVar[int] = 413
+    result: ClassVar[Result] = Result.REFUSED
+    limit: int
+    reason = "body_too_large"
+
+    @property
+    def message(self) -> str:
+        """Names the limit."""
+        return f"The request body is larger than {self.limit} bytes."
+
+
+@dataclass(frozen=True, slots=True)
+class HeadersTooLarge(_Outcome):
+    """The header section exceeds a limit."""
+
+    status: ClassVar[int] = 431
+    result: ClassVar[Result] = Result.REFUSED
+    reason = "headers_too_large"
+    message = "The request's header section is too large."
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectationFailed(_Outcome):
+    """Expect names something other than 100-continue."""
+
+    status: ClassVar[int] = 417
+    result: ClassVar[Result] = Result.REFUSED
+    reason = "expectation_failed"
+    message = "The only expectation understood is 100-continue."
+
+
+@dataclass(frozen=True, slots=True)
+class SlowClient(_Outcome):
+    """The body did not come in time. Not 408, which clients retry."""
+
+    status: ClassVar[int] = 400
+    result: ClassVar[Result] = Result.REFUSED
+    reason = "slow_body"
+    message = "The request body did not arrive in time."
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoute(_Outcome):
+    """No pool takes this path and model."""
+
+    status: ClassVar[int] = 404
+    result: ClassVar[Result] = Result.REFUSED
+    model: str = ""
+    reason = "no_route"
+
+    @property
+    def message(self) -> str:
+        """Names the model when that is what did not match."""
+        if self.model:
+            return f"No pool serves the model {self.model!r}."
+        return "No pool serves this path."
+
+
+@dataclass(frozen=True, slots=True)
+class CallerLimited(_Outcome):
+    """The caller used up a limit of its own."""
+
+    status: ClassVar[int] = 429
+    result: ClassVar[Result] = Result.REFUSED
+    limit: str
+    after_s: float = 1.0
+    reason = "rate_limited"
+
+    @property
+    def message(self) -> str:
+        """Names the limit."""
+        return f"Your limit of {self.limit} is used up."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the limit refills."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class QueueFull(_Outcome):
+    """No more may wait."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.REFUSED
+    after_s: float = 1.0
+    klass: str | None = None
+    """The class whose own bound it was; None for the whole queue's."""
+
+    @property
+    def reason(self) -> str:
+        """`queue_full` or `class_queue_full`."""
+        return "queue_full" if self.klass is None else "class_queue_full"
+
+    @property
+    def message(self) -> str:
+        """Says whose bound it was."""
+        whose = "The queue" if self.klass is None else f"The queue of class {self.klass!r}"
+        return f"{whose} is full."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the queue has drained."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Infeasible(_Outcome):
+    """It could not finish inside its deadline, so it is not started."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.REFUSED
+    after_s: float = 1.0
+    why: str = "slo_infeasible"
+
+    @property
+    def reason(self) -> str:
+        """The controller's reason, `slo_infeasible` as a rule."""
+        return self.why
+
+    @property
+    def message(self) -> str:
+        """Says so."""
+        return "The request cannot finish inside its latency target at the present load."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the backlog is expected to be gone."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Shed(_Outcome):
+    """It was admitted, but can no longer make its deadline."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.SHED
+    after_s: float = 1.0
+    reason = "shed_deadline"
+    message = "The request waited too long to finish inside its latency target."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the backlog is expected to be gone."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class Draining(_Outcome):
+    """The proxy is going away."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.REFUSED
+    reason = "draining"
+    message = "The proxy is shutting down."
+
+    @property
+    def retry_after_s(self) -> float:
+        """Long enough for a balancer to have noticed."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NoUpstream(_Outcome):
+    """No upstream may be asked now."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.REFUSED
+    after_s: float = 1.0
+    reason = "no_upstream"
+    message = "No inference server is available for this request."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When one may be tried again."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlinePassed(_Outcome):
+    """The deadline passed while the request was queued."""
+
+    status: ClassVar[int] = 504
+    result: ClassVar[Result] = Result.SHED
+    after_s: float = 1.0
+    reason = "queue_timeout"
+    message = "The request's deadline passed while it was queued."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the backlog is expected to be gone."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamTimeout(_Outcome):
+    """The upstream gave no answer in time."""
+
+    status: ClassVar[int] = 504
+    result: ClassVar[Result] = Result.TIMEOUT
+    step: str
+    reason = "upstream_timeout"
+
+    @property
+    def message(self) -> str:
+        """Names the step that took too long."""
+        return f"The inference server did not answer in time ({self.step})."
+
+    @property
+    def retry_after_s(self) -> float:
+        """At once makes little sense."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamFailed(_Outcome):
+    """The upstream failed before a byte of its answer was passed on."""
+
+    status: ClassVar[int] = 502
+    result: ClassVar[Result] = Result.FAILED
+    step: str
+    reason = "upstream_error"
+
+    @property
+    def message(self) -> str:
+        """Names the step that broke."""
+        return f"The inference server failed ({self.step})."
+
+
+@dataclass(frozen=True, slots=True)
+class InternalFault(_Outcome):
+    """We failed. Always a bug."""
+
+    status: ClassVar[int] = 500
+    result: ClassVar[Result] = Result.FAILED
+    reason = "internal_error"
+    message = "The proxy failed on this request."
+
+
+@dataclass(frozen=True, slots=True)
+class ClientGone(_Outcome):
+    """The client went away. Only ever logged."""
+
+    status: ClassVar[int] = 499
+    result: ClassVar[Result] = Result.CANCELLED
+    reason = "client_gone"
+    message = "The client went away."
+
+
+Outcome: TypeAlias = (
+    BadInput
+    | BodyTooLarge
+    | CallerLimited
+    | ClientGone
+    | DeadlinePassed
+    | Draining
+    | ExpectationFailed
+    | HeadersTooLarge
+    | Infeasible
+    | InternalFault
+    | NoRoute
+    | NoUpstream
+    | QueueFull
+    | Shed
+    | SlowClient
+    | UpstreamFailed
+    | UpstreamTimeout
+)
+
+
+class Refused(Exception):
+    """Carries an outcome to the one place that answers with it."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__(outcome.reason)
+        self.outcome = outcome
+
+
+def to_reply(outcome: Outcome, wire: WireFormat, request_id: str) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+    """Return status, header fields and body of the answer to an outcome, in the caller's own protocol.
+
+    Every refusal carries Retry-After in whole seconds, at least 1, and every answer its reason and request id.
+    """
+    reply: Reply = wire.error(outcome.status, outcome.reason, outcome.message, param=outcome.param)
+    headers = [
+        (b"Content-Type", reply.content_type.encode("latin-1")),
+        (b"Date", formatdate(usegmt=True).encode("ascii")),
+        (b"X-Request-Id", request_id.encode("latin-1")),
+        (b"X-Trimtab-Reason", outcome.reason.encode("latin-1")),
+    ]
+    after = outcome.retry_after_s
+    if after is not None:
+        headers.append((b"Retry-After", b"%d" % max(1, ceil(after))))
+    return reply.status, headers, reply.body

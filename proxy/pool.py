@@ -1,0 +1,331 @@
+"""One pool: its queue, batchers, upstreams and controller, and who is under way in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable
+from functools import partial
+from itertools import islice
+from typing import Any, cast
+
+from controller.load import MAX_RUNNING, Load
+from controller.loop import PoolController
+from policies.registry import create_policy
+from proxy.admission import Admission
+from proxy.batcher import Batch, ClosedBy, GateBatcher, MergeBatcher
+from proxy.clock import Clock
+from proxy.config.model import PoolConfig
+from proxy.hooks import Hooks, NullHooks
+from proxy.lease import Lease, LeaseBook
+from proxy.merging import MergeRun
+from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
+from proxy.queue import Drop, Lane, Waiting, WaitQueue
+from proxy.slots import MergeSlots
+from proxy.ticket import Ticket
+from proxy.turn import Answer, MergeTurn, Turn
+from proxy.upstream.build import build_group
+from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.group import Group
+from proxy.wire.base import Call
+
+__all__ = ["Pool", "controller_for"]
+
+
+def controller_for(config: PoolConfig, now: float) -> PoolController:
+    """Make the controller that `config` asks for."""
+    return PoolController(
+        config.name,
+        slo=config.to_slo(),
+        setpoints=config.to_setpoints(),
+        bounds=config.to_bounds(),
+        law=config.law,
+        law_options=config.law_options,
+        mode="merge" if config.dispatch == "merge" else "gate",
+        now=now,
+    )
+
+
+class Pool:
+    """Upstreams that serve the same requests, with one queue and one promise.
+
+    `enter` (gate) and `merged` (merge) are what a handler awaits; whatever becomes of it, no slot, lease or place
+    in the queue outlives the call. Create it inside a running event loop.
+    """
+
+    def __init__(
+        self,
+        config: PoolConfig,
+        *,
+        clock: Clock,
+        controller: PoolController | None = None,
+        group: Group | None = None,
+        hooks: Hooks | None = None,
+    ) -> None:
+        now = clock.now()
+        self.name = config.name
+        self.config = config
+        self.controller = controller or controller_for(config, now)
+        self.hooks: Hooks = hooks or NullHooks()
+        self.any_model = "*" in config.match.models
+        self.merges = config.dispatch in ("merge", "auto")
+        self._merge_generating = config.dispatch == "merge"
+        self._loop = asyncio.get_running_loop()
+        self._clock = clock
+        self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
+        self.leases = LeaseBook()
+        self.queue = WaitQueue(
+            create_policy(config.policy, config.policy_options),
+            clock,
+            max_requests=config.queue.max_requests,
+            class_limits={name: c.max_queued for name, c in config.classes.items() if c.max_queued is not None},
+            on_left=self._left,
+        )
+        self._slots = MergeSlots(self.group.endpoints, config.depth)
+        self.gate = GateBatcher(self.queue, self.controller, clock, load=self.load, grant=self._grant)
+        self.merge = MergeBatcher(
+            self.queue,
+            self.controller,
+            clock,
+            slots=self._slots,
+            load=self.load,
+            dispatch=self._dispatch,
+            max_tokens=config.max_batch_tokens,
+        )
+        self.admission = Admission(self.queue, self.controller)
+        self._running: dict[Lease, tuple[float, int]] = {}
+        self._runs: set[MergeRun] = set()
+        self._slot_count = max(1, len(self.group.endpoints) * config.depth)
+        self._items_inflight = 0
+        self.draining = False
+
+    # -- what is going on ----------------------------------------------------------------------------------
+
+    def load(self, now: float) -> Load:
+        """Return what is in front of a newcomer at `now`."""
+        running = self._running
+        if not running:
+            times: tuple[float, ...] = ()
+            sizes: tuple[int, ...] = ()
+        else:
+            entries = tuple(islice(running.values(), MAX_RUNNING))
+            times = tuple([entry[0] for entry in entries])
+            sizes = tuple([entry[1] for entry in entries])
+        return Load(
+            self.queue.items,
+            self.queue.tokens,
+            self._items_inflight,
+            len(running),
+            times,
+            sizes,
+            self._slot_count,
+            not (self.gate.held_back or self.merge.held_back),
+        )
+
+    def tick(self, now: float) -> Any:
+        """Let the controller retune the knobs, and act on what it decided. Returns its decision, if any."""
+        before = self.controller.setpoints
+        decision = self.controller.tick(now, self.load(now))
+        self.gate.held_back = self.merge.held_back = False
+        if self.controller.setpoints is not before:
+            self.knobs_changed()
+        return decision
+
+    def knobs_changed(self) -> None:
+        """Setpoints or upstreams changed: let through whoever can go now."""
+        self.gate.poke()
+        self.merge.refresh()
+
+    def stats(self) -> dict[str, Any]:
+        """Return the state, JSON-ready."""
+        now = self._clock.now()
+        oldest = self.queue.oldest
+        return {
+            "queue": {
+                "requests": len(self.queue),
+                "items": self.queue.items,
+                "tokens": round(self.queue.tokens, 1),
+                "by_class": {name: self.queue.by_class.get(name, 0) for name in self.config.classes},
+                "oldest_age_s": 0.0 if oldest is None else max(0.0, now - oldest),
+                "max_requests": self.config.queue.max_requests,
+            },
+            "inflight": self._items_inflight,
+            "inflight_calls": len(self._running),
+            "leases": self.leases.held,
+            "draining": self.draining,
+            "upstreams": self.group.stats(),
+        }
+
+    # -- what a handler awaits -----------------------------------------------------------------------------
+
+    def mergeable(self, call: Call) -> bool:
+        """Whether `call` is to share upstream calls with others."""
+        return self.merges and call.compat_key is not None and (self._merge_generating or not call.route.generates)
+
+    def unqueued(self) -> Lease:
+        """Return a lease for a request that does not wait for a slot. Raises Refused."""
+        return self.leases.grant(self._pick())
+
+    async def enter(self, ticket: Ticket, tokens: float, *, express: bool, deadline: float) -> Lease:
+        """Wait for a slot and return the lease on it. Raises Refused. The caller must release the lease."""
+        job = ticket.job
+        assert job is not None
+        now = self._clock.now()
+        load = self.load(now)
+        refusal = self.admission.refusal(job, ticket.klass, now, load)
+        if refusal is not None:
+            raise Refused(refusal)
+        gate = self.gate
+        if gate.try_enter(express, now, load):
+            self.hooks.batch_dispatched(self.name, 1, ClosedBy.EXPRESS if express else ClosedBy.IDLE)
+            try:
+                return self._lease_gated(ticket, tokens, now)
+            except Refused:
+                gate.release()
+                raise
+        turn = Turn(self._loop, ticket, job, tokens=tokens, express=express, deadline=deadline)
+        try:
+            gate.offer(turn)
+            await turn.future
+        except BaseException:
+            if turn.lease is not None:
+                turn.lease.release()
+            else:
+                self.queue.cancel(turn)
+            raise
+        if turn.lease is None:
+            raise Refused(self._refusal(turn.why))
+        return turn.lease
+
+    async def merged(self, turn: MergeTurn, key: Hashable) -> Answer:
+        """Wait for the part of a merged call that is `turn`'s. Raises Refused."""
+        now = self._clock.now()
+        refusal = self.admission.refusal(turn.job, turn.klass, now, self.load(now))
+        if refusal is not None:
+            raise Refused(refusal)
+        try:
+            self.merge.offer(turn, key)
+            await turn.future
+        except BaseException:
+            turn.gone = True
+            if not self.queue.cancel(turn) and turn.run is not None:
+                turn.run.member_gone()
+            raise
+        if turn.answer is not None:
+            return turn.answer
+        raise Refused(turn.outcome if turn.outcome is not None else self._refusal(turn.why))
+
+    def finished(self, ticket: Ticket) -> None:
+        """Make the one observation of a request that is over, and tell everybody."""
+        obs = ticket.observation(self.name, self._clock.now())
+        if ticket.job is not None and ticket.dispatched is not None:
+            self.queue.policy.completed(ticket.job, obs.output_tokens)
+        self.controller.observe(obs)
+        self.hooks.request_finished(obs, ticket.route, ticket.code)
+
+    # -- life ----------------------------------------------------------------------------------------------
+
+    def drain(self) -> None:
+        """Hold nobody back for company any more."""
+        self.draining = True
+        self.gate.draining = self.merge.draining = True
+        self.knobs_changed()
+
+    def close(self) -> None:
+        """Turn away whoever still waits and close what is idle."""
+        self.queue.drop_all(Drop.CLOSED)
+        self.group.close()
+
+    def abort(self) -> None:
+        """Close everything now."""
+        self.queue.drop_all(Drop.CLOSED)
+        for run in tuple(self._runs):
+            run.cancel()
+        self.group.abort()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anybody waits or is being served."""
+        return bool(len(self.queue) or self.leases.held)
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _pick(self) -> Endpoint:
+        endpoint = self.group.pick()
+        if endpoint is None:
+            raise Refused(NoUpstream(after_s=self.group.retry_after_s()))
+        return endpoint
+
+    def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
+        """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
+        lease = self.leases.grant(self._pick(), tokens, self._gate_released)
+        self._running[lease] = (now, 1)
+        self._items_inflight += 1
+        ticket.dispatched = now
+        ticket.generation = self.controller.setpoints.generation
+        ticket.batch = self.gate.inflight
+        return lease
+
+    def _grant(self, waiting: Waiting, closed_by: ClosedBy) -> None:
+        """The gate let somebody through."""
+        turn = cast(Turn, waiting)
+        try:
+            turn.lease = self._lease_gated(turn.ticket, turn.tokens, self._clock.now())
+        except Refused:
+            self.gate.inflight -= 1
+            turn.dropped(Drop.NO_UPSTREAM)
+            return
+        self.hooks.batch_dispatched(self.name, 1, closed_by)
+        turn.wake()
+
+    def _gate_released(self, lease: Lease) -> None:
+        del self._running[lease]
+        self._items_inflight -= 1
+        self.gate.release()
+
+    def _dispatch(self, batch: Batch) -> None:
+        """The merger closed a batch."""
+        members = cast("list[MergeTurn]", batch.members)
+        endpoint = self.group.pick(self._slots.full())
+        if endpoint is None:
+            for member in members:
+                member.dropped(Drop.NO_UPSTREAM)
+            return
+        now = self._clock.now()
+        lease = self.leases.grant(endpoint, batch.tokens, partial(self._merge_released, endpoint, batch.items))
+        self._slots.taken(endpoint)
+        self._running[lease] = (now, batch.items)
+        self._items_inflight += batch.items
+        self.hooks.batch_dispatched(self.name, batch.items, batch.closed_by)
+        until = now
+        for member in members:
+            ticket = member.ticket
+            ticket.dispatched = now
+            ticket.batch = batch.items
+            ticket.generation = batch.generation
+            ticket.upstream = endpoint.name
+            until = max(until, member.until)
+        run = MergeRun(self.group, members[0].wire, batch, members, lease, until)
+        self._runs.add(run)
+        run.start(self._loop, self._runs.discard)
+
+    def _merge_released(self, endpoint: Endpoint, items: int, lease: Lease) -> None:
+        del self._running[lease]
+        self._items_inflight -= items
+        self._slots.freed(endpoint)
+        self.merge.poke()
+
+    def _left(self, lane: Lane) -> None:
+        if lane.place is not None:
+            self.merge.left(lane)
+
+    def _refusal(self, why: Drop | None) -> Outcome:
+        """Return what being dropped means for the client."""
+        now = self._clock.now()
+        after = self.controller.retry_after_s(now, self.load(now))
+        if why is Drop.EXPIRED:
+            return DeadlinePassed(after_s=after)
+        if why is Drop.SHED:
+            return Shed(after_s=after)
+        if why is Drop.CLOSED:
+            return Draining()
+        return NoUpstream(after_s=self.group.retry_after_s())

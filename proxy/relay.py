@@ -1,0 +1,144 @@
+"""An answer on its way to the client: byte for byte, from the upstream's callback to the client's transport."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+from typing import Protocol
+
+from proxy.headers import RawHeaders, lines_of
+from proxy.upstream.exchange import Exchange
+from proxy.wire.base import Tap
+
+__all__ = ["Client", "Framing", "Relay"]
+
+
+class Client(Protocol):
+    """The client's connection, as aiohttp's server protocol offers it."""
+
+    @property
+    def writing_paused(self) -> bool:
+        """Whether the client takes no more for now."""
+        ...
+
+
+class Framing:
+    """How the client is told where the body ends."""
+
+    LENGTH = 0
+    """By Content-Length."""
+    CHUNKED = 1
+    CLOSE = 2
+    """By closing the connection: HTTP/1.0."""
+
+
+class Relay:
+    """Writes pieces to the client as they come and wakes the handler only at the end, or when the client is slow.
+
+    A body that stays incomplete never ends cleanly: the client gets the protocol's own error event where that can
+    be understood, and then a connection that closes without the last chunk.
+    """
+
+    __slots__ = (
+        "_client",
+        "_error_frame",
+        "_framing",
+        "_loop",
+        "_tap",
+        "_transport",
+        "_waiter",
+        "broken",
+        "done",
+        "first_byte",
+        "last_byte",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        client: Client,
+        transport: asyncio.Transport,
+        framing: int,
+        tap: Tap | None,
+        error_frame: Callable[[Exchange], bytes] | None,
+    ) -> None:
+        self._loop = loop
+        self._client = client
+        self._transport = transport
+        self._framing = framing
+        self._tap = tap
+        self._error_frame = error_frame
+        self._waiter: asyncio.Future[None] | None = None
+        self.first_byte: float | None = None
+        """When the first piece of the body went out (monotonic seconds)."""
+        self.last_byte: float | None = None
+        self.done = False
+        self.broken = False
+        """Whether the answer ended before it was complete."""
+
+    def piece(self, data: bytes) -> bool:
+        """Pass a piece on. Returns whether the client asks for a pause."""
+        transport = self._transport
+        if transport.is_closing():
+            return False
+        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framing == Framing.CHUNKED else data)
+        now = self.last_byte = monotonic()
+        if self.first_byte is None:
+            self.first_byte = now
+        if self._tap is not None:
+            self._tap.feed(data)
+        if self._client.writing_paused:
+            self._wake()
+            return True
+        return False
+
+    def ended(self, exchange: Exchange) -> None:
+        """End the body, or make plain that it has no end."""
+        self.done = True
+        transport = self._transport
+        if exchange.error is None and not self._cut_short(exchange):
+            if self._framing == Framing.CHUNKED and not transport.is_closing():
+                transport.write(_last_chunk(exchange.trailers))
+        else:
+            self.broken = True
+            self._break(exchange)
+        self._wake()
+
+    async def finish(self, exchange: Exchange, drain: Callable[[], object]) -> None:
+        """Wait until everything has been passed on; meanwhile hold the upstream back for a slow client."""
+        while not self.done:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+            while self._client.writing_paused and not self.done:
+                await drain()  # type: ignore[misc]
+            exchange.resume()
+
+    def _cut_short(self, exchange: Exchange) -> bool:
+        """Whether a body that only closing ends stopped before the protocol's own end mark."""
+        tap = self._tap
+        return exchange.until_close and tap is not None and tap.tokens_seen > 0 and not tap.finished()
+
+    def _break(self, exchange: Exchange) -> None:
+        transport = self._transport
+        if transport.is_closing():
+            return
+        if self._framing == Framing.CHUNKED and self._error_frame is not None:
+            # Inside a half-sent event it would be taken for the rest of it.
+            frame = self._error_frame(exchange) if self._tap is None or self._tap.at_boundary() else b""
+            if frame:
+                transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+        if self._framing == Framing.CLOSE:
+            # Closing is what would end it cleanly, so it must be a reset.
+            transport.abort()
+        else:
+            transport.close()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+def _last_chunk(trailers: RawHeaders) -> bytes:
+    return b"0\r\n\r\n" if not trailers else b"0\r\n%b\r\n" % lines_of(trailers)

@@ -1,0 +1,49 @@
+"""How many merged calls each upstream has, and whether it may have more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import monotonic
+
+from proxy.upstream.endpoint import Endpoint
+
+__all__ = ["MergeSlots"]
+
+
+class MergeSlots:
+    """`depth` calls per endpoint. Endpoints that may not be asked do not count, unless none may."""
+
+    __slots__ = ("_calls", "_depth", "_endpoints")
+
+    def __init__(self, endpoints: Sequence[Endpoint], depth: int) -> None:
+        self._endpoints = tuple(endpoints)
+        self._depth = depth
+        self._calls = dict.fromkeys(endpoints, 0)
+
+    def free(self) -> int:
+        """Return how many more calls may be in flight."""
+        depth, calls = self._depth, self._calls
+        return sum([depth - calls[endpoint] for endpoint in self._open() if calls[endpoint] < depth])
+
+    def idle(self) -> bool:
+        """Return whether some upstream has no merged call."""
+        calls = self._calls
+        return any(calls[endpoint] == 0 for endpoint in self._open())
+
+    def full(self) -> list[Endpoint]:
+        """Return the endpoints that may not have another call."""
+        return [endpoint for endpoint, calls in self._calls.items() if calls >= self._depth]
+
+    def taken(self, endpoint: Endpoint) -> None:
+        """Count one more call."""
+        self._calls[endpoint] += 1
+
+    def freed(self, endpoint: Endpoint) -> None:
+        """Count one call less."""
+        self._calls[endpoint] -= 1
+
+    def _open(self) -> Sequence[Endpoint]:
+        if len(self._endpoints) == 1:
+            return self._endpoints
+        now = monotonic()
+        return [endpoint for endpoint in self._endpoints if endpoint.available(now)] or self._endpoints

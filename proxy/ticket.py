@@ -1,0 +1,90 @@
+"""One request's own record, from its first byte to its observation."""
+
+from __future__ import annotations
+
+from controller.observation import Observation, Result
+from policies.base import Job
+from proxy.wire.base import Call, Tap
+
+__all__ = ["Ticket"]
+
+
+class Ticket:
+    """What is known about one request. Whoever handles it fills it in; `observation` sums it up once.
+
+    Times are monotonic seconds.
+    """
+
+    __slots__ = (
+        "arrival",
+        "batch",
+        "call",
+        "code",
+        "dispatched",
+        "first_byte",
+        "generation",
+        "id",
+        "job",
+        "klass",
+        "last_byte",
+        "output_tokens",
+        "prompt_tokens",
+        "result",
+        "route",
+        "streamed",
+        "tap",
+        "tenant",
+        "upstream",
+    )
+
+    def __init__(self, id: str, arrival: float) -> None:
+        self.id = id
+        self.arrival = arrival
+        self.route = "unknown"
+        self.klass = "default"
+        self.tenant = ""
+        self.call: Call | None = None
+        self.job: Job | None = None
+        self.tap: Tap | None = None
+        self.dispatched: float | None = None
+        self.first_byte: float | None = None
+        self.last_byte: float | None = None
+        self.batch = 1
+        self.generation = 0
+        self.prompt_tokens = 0
+        self.output_tokens = 0
+        self.streamed = False
+        self.upstream = ""
+        self.result = Result.CANCELLED
+        self.code = 499
+
+    def ended(self, result: Result, code: int) -> None:
+        """Take note of how it ended and which status the client saw."""
+        self.result = result
+        self.code = code
+
+    def observation(self, pool: str, done: float) -> Observation:
+        """Sum it up. Token counts are the upstream's own where the tap found them."""
+        tap = self.tap
+        if tap is not None:
+            usage = tap.usage()
+            if usage.prompt_tokens is not None:
+                self.prompt_tokens = usage.prompt_tokens
+            self.output_tokens = tap.tokens_seen if usage.output_tokens is None else usage.output_tokens
+        return Observation(
+            pool,
+            self.arrival,
+            done,
+            self.result,
+            self.generation,
+            self.dispatched,
+            self.first_byte,
+            self.last_byte,
+            self.batch,
+            self.prompt_tokens,
+            self.output_tokens,
+            self.streamed,
+            self.klass,
+            self.tenant,
+            self.upstream,
+        )

@@ -1,0 +1,139 @@
+"""A request that waits its turn, as the live proxy sees it."""
+
+from __future__ import annotations
+
+import asyncio
+from math import inf
+from typing import TYPE_CHECKING, NamedTuple
+
+from policies.base import Job
+from proxy.headers import RawHeaders
+from proxy.lease import Lease
+from proxy.outcome import Outcome
+from proxy.queue import Drop, Waiting
+from proxy.ticket import Ticket
+from proxy.upstream.outgoing import Outgoing
+from proxy.wire.base import Call, WireFormat
+
+if TYPE_CHECKING:
+    from proxy.merging import MergeRun
+
+__all__ = ["Answer", "MergeTurn", "Turn"]
+
+
+class Answer(NamedTuple):
+    """One client's whole answer, gathered or split off a merged one."""
+
+    status: int
+    reason: bytes
+    fields: RawHeaders
+    """End-to-end fields, without framing."""
+    body: bytes
+    request_id_known: bool = False
+    """Whether `fields` bring an x-request-id of the upstream's own."""
+
+
+class Turn(Waiting):
+    """Waits at a gate for a lease."""
+
+    __slots__ = ("future", "lease", "ticket", "why")
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ticket: Ticket,
+        job: Job,
+        *,
+        tokens: float,
+        express: bool,
+        deadline: float = inf,
+    ) -> None:
+        super().__init__(job, tokens=tokens, klass=ticket.klass, express=express, deadline=deadline)
+        self.ticket = ticket
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.lease: Lease | None = None
+        self.why: Drop | None = None
+
+    def dropped(self, why: Drop) -> None:
+        """Wake up with a reason instead of a lease."""
+        self.why = why
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake whoever waits; harmless when that one was cancelled."""
+        if not self.future.done():
+            self.future.set_result(None)
+
+
+class MergeTurn(Waiting):
+    """Waits for its part of a merged answer."""
+
+    __slots__ = (
+        "answer",
+        "call",
+        "future",
+        "gone",
+        "outcome",
+        "outgoing",
+        "run",
+        "ticket",
+        "until",
+        "why",
+        "wire",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        ticket: Ticket,
+        job: Job,
+        call: Call,
+        outgoing: Outgoing,
+        wire: WireFormat,
+        *,
+        until: float,
+        tokens: float,
+        express: bool,
+        deadline: float = inf,
+    ) -> None:
+        super().__init__(job, items=call.items, tokens=tokens, klass=ticket.klass, express=express, deadline=deadline)
+        self.ticket = ticket
+        self.call = call
+        self.wire = wire
+        self.until = until
+        """When its answer must be complete (monotonic seconds)."""
+        self.outgoing = outgoing
+        self.future: asyncio.Future[None] = loop.create_future()
+        self.answer: Answer | None = None
+        self.outcome: Outcome | None = None
+        """Why there is no answer."""
+        self.why: Drop | None = None
+        self.run: MergeRun | None = None
+        """The upstream call it became part of."""
+        self.gone = False
+        """Whether the client left; its part of the answer is for nobody."""
+
+    def dropped(self, why: Drop) -> None:
+        """Wake up with a reason instead of an answer."""
+        self.why = why
+        self._wake()
+
+    def resolve(self, answer: Answer) -> None:
+        """Wake up with an answer."""
+        self.answer = answer
+        self._wake()
+
+    def fail(self, outcome: Outcome) -> None:
+        """Wake up with what went wrong."""
+        if self.answer is None:
+            self.outcome = outcome
+            self._wake()
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing more will come, or nobody is there for it."""
+        return self.gone or self.answer is not None or self.outcome is not None
+
+    def _wake(self) -> None:
+        if not self.future.done():
+            self.future.set_result(None)

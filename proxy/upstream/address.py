@@ -1,0 +1,43 @@
+"""Where an upstream is, in the forms that a request needs."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+__all__ = ["Address"]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A base URL taken apart once."""
+
+    url: str
+    host: str
+    port: int
+    authority: bytes
+    """What goes into Host: the default port of the scheme is left out."""
+    prefix: bytes
+    """The path put before the request's own; empty for none."""
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def of(cls, url: str, tls: ssl.SSLContext | None = None) -> Address:
+        """Take `url` apart. `tls` replaces the default context of https. Raises ValueError."""
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{url!r} is no base URL like http://127.0.0.1:8000")
+        default = 443 if parts.scheme == "https" else 80
+        port = parts.port or default
+        name = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
+        authority = name if port == default else f"{name}:{port}"
+        context = (tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        return cls(
+            url,
+            parts.hostname,
+            port,
+            authority.encode("idna" if not name.isascii() else "ascii"),
+            parts.path.rstrip("/").encode(),
+            context,
+        )

@@ -1,0 +1,56 @@
+"""Upstreams as a pool's configuration describes them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+from proxy.config.model import PoolConfig, UpstreamConfig
+from proxy.upstream.address import Address
+from proxy.upstream.connections import ConnectionPool
+from proxy.upstream.endpoint import Endpoint, HealthRules
+from proxy.upstream.exchange import Patience
+from proxy.upstream.group import Group
+from proxy.upstream.retry import RetryBudget
+from proxy.upstream.routing import LeastWork
+
+__all__ = ["build_group"]
+
+
+def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: None) -> Group:
+    """Make the group of a pool's endpoints. Call it inside a running event loop. Raises ValueError."""
+    timeouts, retries = config.timeouts, config.retries
+    return Group(
+        [_endpoint(config, upstream) for upstream in config.upstreams],
+        LeastWork(),
+        Patience(
+            connect_s=timeouts.connect_ms / 1000.0,
+            first_byte_s=timeouts.first_byte_ms / 1000.0,
+            between_s=timeouts.between_chunks_ms / 1000.0,
+        ),
+        RetryBudget(ratio=retries.budget_ratio, min_per_s=retries.budget_min_per_s, now=monotonic()),
+        max_retries=retries.max,
+        on_retry=on_retry,
+    )
+
+
+def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
+    address = Address.of(upstream.url)
+    health, connections = config.health, config.connections
+    return Endpoint(
+        address,
+        ConnectionPool(
+            asyncio.get_running_loop(), address, limit=connections.max, idle_s=connections.idle_ms / 1000.0
+        ),
+        weight=upstream.weight,
+        profile=upstream.profile,
+        model=upstream.model,
+        api_key=None if upstream.api_key is None else upstream.api_key.get_secret_value().encode(),
+        rules=HealthRules(
+            eject_after=health.eject_after,
+            eject_s=health.eject_ms / 1000.0,
+            unhealthy_after=health.unhealthy_after,
+            healthy_after=health.healthy_after,
+        ),
+    )

@@ -1,0 +1,186 @@
+"""The connections kept to one upstream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from math import inf
+from time import monotonic
+
+from proxy.upstream.address import Address
+from proxy.upstream.connection import Connection
+from proxy.upstream.errors import Failure, UpstreamError
+
+__all__ = ["ConnectionPool"]
+
+
+class ConnectionPool:
+    """Keeps idle connections, newest first, and never opens more than `limit` at once.
+
+    The one that idled least is reused first, so that the pool shrinks to what is needed; one timer closes what
+    idled longer than `idle_s`, which should stay below the upstream's own limit.
+    """
+
+    __slots__ = (
+        "_address",
+        "_all",
+        "_closed",
+        "_idle",
+        "_idle_s",
+        "_limit",
+        "_loop",
+        "_opening",
+        "_timer",
+        "_waiters",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, *, limit: int, idle_s: float) -> None:
+        self._loop = loop
+        self._address = address
+        self._limit = limit
+        self._idle_s = idle_s
+        self._idle: deque[Connection] = deque()
+        self._all: set[Connection] = set()
+        self._opening = 0
+        self._waiters: deque[asyncio.Future[Connection | None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    @property
+    def open(self) -> int:
+        """Connections that are open or being opened."""
+        return len(self._all) + self._opening
+
+    @property
+    def idle(self) -> int:
+        """Connections at rest."""
+        return len(self._idle)
+
+    def try_acquire(self, max_idle_s: float = inf) -> Connection | None:
+        """Return the connection in use last, if it looks alive and idled for at most `max_idle_s`, or None."""
+        idle = self._idle
+        while idle:
+            if max_idle_s < inf and idle[-1].idle_since < monotonic() - max_idle_s:
+                return None
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+        return None
+
+    async def acquire(self, connect_s: float, *, fresh: bool = False) -> Connection:
+        """Return a connection, a new one if `fresh`. Raises UpstreamError when none comes within `connect_s`."""
+        if not fresh:
+            connection = self.try_acquire()
+            if connection is not None:
+                return connection
+        until = monotonic() + connect_s
+        while self.open >= self._limit:
+            if fresh and self._idle:
+                self._idle.popleft().transport.abort()
+                break
+            handed = await self._wait_turn(until)
+            if handed is not None and handed.usable:
+                return handed
+        return await self._open(until)
+
+    def close(self) -> None:
+        """Close idle connections now and the others after their exchange."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().transport.close()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def abort(self) -> None:
+        """Close every connection now."""
+        self.close()
+        for connection in tuple(self._all):
+            connection.transport.abort()
+
+    async def _open(self, until: float) -> Connection:
+        address = self._address
+        self._opening += 1
+        try:
+            async with asyncio.timeout(max(0.0, until - monotonic())):
+                _, connection = await self._loop.create_connection(
+                    lambda: Connection(self._loop, self._free, self._lost),
+                    address.host,
+                    address.port,
+                    ssl=address.tls,
+                    server_hostname=address.host if address.tls is not None else None,
+                )
+        except TimeoutError:
+            self._hand_on(None)
+            raise UpstreamError(Failure.CONNECT_TIMEOUT, f"no connection to {address.url} in time") from None
+        except OSError as error:
+            self._hand_on(None)
+            raise UpstreamError(Failure.CONNECT, f"cannot connect to {address.url}: {error}") from None
+        except asyncio.CancelledError:
+            self._hand_on(None)
+            raise
+        finally:
+            self._opening -= 1
+        self._all.add(connection)
+        return connection
+
+    async def _wait_turn(self, until: float) -> Connection | None:
+        waiter: asyncio.Future[Connection | None] = self._loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            async with asyncio.timeout(max(0.0, until - monotonic())):
+                return await waiter
+        except TimeoutError:
+            raise UpstreamError(
+                Failure.CONNECT_TIMEOUT, f"all {self._limit} connections to {self._address.url} are busy"
+            ) from None
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                # Woken and cancelled in the same turn of the loop: the turn is the next one's.
+                handed = waiter.result()
+                if handed is not None and handed.usable:
+                    self._free(handed)
+                else:
+                    self._hand_on(None)
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _free(self, connection: Connection) -> None:
+        if self._closed:
+            connection.transport.close()
+            return
+        if self._waiters and self._hand_on(connection):
+            return
+        connection.idle_since = monotonic()
+        self._idle.append(connection)
+        if self._timer is None:
+            self._timer = self._loop.call_later(self._idle_s, self._evict)
+
+    def _lost(self, connection: Connection) -> None:
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+        if self._waiters:
+            self._hand_on(None)
+
+    def _hand_on(self, connection: Connection | None) -> bool:
+        """Wake the next waiter, with `connection` or to open one itself."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(connection)
+                return True
+        return False
+
+    def _evict(self) -> None:
+        self._timer = None
+        idle = self._idle
+        oldest_allowed = monotonic() - self._idle_s
+        while idle and idle[0].idle_since <= oldest_allowed + 0.001:
+            idle.popleft().transport.close()
+        if idle:
+            self._timer = self._loop.call_later(
+                max(0.0, idle[0].idle_since + self._idle_s - monotonic()) + 0.001, self._evict
+            )

@@ -1,0 +1,53 @@
+"""How an upstream call can fail, as one small closed set."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["Failure", "UpstreamError"]
+
+
+class Failure(StrEnum):
+    """Where a call broke."""
+
+    CONNECT = "connect"
+    """No connection could be made: nothing was sent."""
+    CONNECT_TIMEOUT = "connect_timeout"
+    """No connection within the connect timeout: nothing was sent."""
+    STALE = "stale"
+    """A kept connection was closed by the other side before it answered anything."""
+    RESET = "reset"
+    """The connection broke before the answer was complete."""
+    PROTOCOL = "protocol"
+    """What came back is not HTTP, or breaks its own framing."""
+    TOO_LARGE = "too_large"
+    """The answer is larger than what may be held in memory."""
+    FIRST_BYTE_TIMEOUT = "first_byte_timeout"
+    IDLE_TIMEOUT = "idle_timeout"
+    """Too long a pause between two pieces of the answer."""
+    TOTAL_TIMEOUT = "total_timeout"
+
+
+_TIMEOUTS = frozenset(
+    {Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT, Failure.TOTAL_TIMEOUT}
+)
+_UNSENT = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT})
+
+
+class UpstreamError(Exception):
+    """An upstream call that failed. `detail` names what the operating system or the parser said."""
+
+    def __init__(self, failure: Failure, detail: str = "") -> None:
+        super().__init__(f"{failure.value}: {detail}" if detail else failure.value)
+        self.failure = failure
+        self.detail = detail
+
+    @property
+    def is_timeout(self) -> bool:
+        """Whether patience ran out, rather than something breaking."""
+        return self.failure in _TIMEOUTS
+
+    @property
+    def unsent(self) -> bool:
+        """Whether the upstream cannot have seen the request."""
+        return self.failure in _UNSENT

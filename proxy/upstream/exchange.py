@@ -1,0 +1,299 @@
+"""One request to an upstream and its answer, as the connection delivers it."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from typing import Protocol
+
+from proxy.headers import RawHeaders, ResponseFields
+from proxy.upstream.connection import Connection
+from proxy.upstream.errors import Failure, UpstreamError
+
+__all__ = ["Exchange", "Patience", "Reader"]
+
+HIGH_WATER = 64 * 1024
+"""With more than this unread, nothing more is taken from the upstream."""
+WHOLE_LIMIT = 256 * 1024
+"""Answers whose declared length is at most this are waited for whole: one wake-up instead of two."""
+
+
+class Reader(Protocol):
+    """Takes the pieces of an answer straight from the connection's callback."""
+
+    def piece(self, data: bytes) -> bool:
+        """Take the next piece; True when no more should come until `Exchange.resume`."""
+        ...
+
+    def ended(self, exchange: Exchange) -> None:
+        """The answer is over: `exchange.error` says whether it is complete."""
+        ...
+
+
+class Patience:
+    """How long an upstream may take over each step of one call, in seconds."""
+
+    __slots__ = ("between_s", "connect_s", "first_byte_s")
+
+    def __init__(self, connect_s: float, first_byte_s: float, between_s: float) -> None:
+        self.connect_s = connect_s
+        self.first_byte_s = first_byte_s
+        self.between_s = between_s
+
+
+class Exchange:
+    """Gathers an answer until somebody reads it; once a `Reader` is attached, pieces go straight to it.
+
+    `wait` returns when there is something to act on: the whole of a short answer of known length, the head of
+    any other, or the error that took its place. Nothing is ever raised into a future that nobody may await.
+    """
+
+    __slots__ = (
+        "_between_s",
+        "_buffered",
+        "_connection",
+        "_continued",
+        "_first_byte_s",
+        "_limit",
+        "_loop",
+        "_parts",
+        "_reader",
+        "_ready",
+        "_waiter",
+        "bodiless",
+        "companion",
+        "ended",
+        "error",
+        "fault",
+        "fields",
+        "gather",
+        "heard",
+        "keep_alive",
+        "reason",
+        "started",
+        "status",
+        "total_deadline",
+        "trailers",
+        "until_close",
+        "upgrade_rest",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        between_s: float,
+        total_deadline: float,
+        head_request: bool = False,
+        gather: bool = False,
+        limit: int = 1 << 62,
+    ) -> None:
+        self._loop = loop
+        self._between_s = between_s
+        self._limit = limit
+        self._connection: Connection | None = None
+        self._parts: list[bytes] = []
+        self._buffered = 0
+        self._ready = False
+        self._reader: Reader | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._continued = False
+        self._first_byte_s = 0.0
+        self.companion: asyncio.Task[None] | None = None
+        """Still sends the request's body; ends with the exchange."""
+        self.fault: Exception | None = None
+        """What broke on the client's side while its body was being sent."""
+        self.total_deadline = total_deadline
+        """Monotonic seconds by which the answer must be complete."""
+        self.gather = gather
+        """Whether the whole answer is wanted in memory, however long it is, up to `limit` bytes."""
+        self.bodiless = head_request
+        """Whether the answer has no body whatever its fields say."""
+        self.heard = False
+        """Whether any byte has come back."""
+        self.started = False
+        """Whether the final head has come."""
+        self.ended = False
+        self.error: UpstreamError | None = None
+        self.status = 0
+        self.reason = b""
+        self.fields: ResponseFields = _NO_FIELDS
+        self.keep_alive = False
+        self.until_close = False
+        """Whether only the closing of the connection ends the body."""
+        self.trailers: RawHeaders = ()
+        self.upgrade_rest: bytes | None = None
+        """After 101: what had already come of the other protocol."""
+
+    # -- for whoever wants the answer ----------------------------------------------------------------------
+
+    def send(self, connection: Connection, head: bytes, body: bytes, first_byte_s: float) -> None:
+        """Send the request over `connection`."""
+        self._connection = connection
+        self._first_byte_s = first_byte_s
+        connection.start(self, head, body, min(monotonic() + first_byte_s, self.total_deadline))
+
+    @property
+    def connection(self) -> Connection:
+        """The connection the exchange runs over. Only while it runs."""
+        assert self._connection is not None
+        return self._connection
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the head has come and more is to come."""
+        return self.started and not self.ended
+
+    async def wait(self) -> None:
+        """Wait until the answer can be acted on; then `error`, or `started` and perhaps `ended`, are set."""
+        if not self._ready:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+
+    async def wait_continue(self, timeout_s: float) -> bool:
+        """Wait for `100 Continue`; False when something else came or nothing did within `timeout_s`."""
+        if not (self._continued or self._ready):
+            self._waiter = self._loop.create_future()
+            await asyncio.wait((self._waiter,), timeout=timeout_s)
+            self._waiter = None
+        return self._continued and not self._ready
+
+    def take(self) -> bytes:
+        """Return what has been gathered so far and forget it."""
+        parts = self._parts
+        if not parts:
+            return b""
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        self._buffered = 0
+        return data
+
+    def attach(self, reader: Reader) -> None:
+        """Send every further piece straight to `reader`. What was gathered before is for `take`."""
+        self._reader = reader
+        if not self.ended and self._connection is not None:
+            self._connection.resume()
+
+    def resume(self) -> None:
+        """Let the upstream go on after a reader asked for a pause."""
+        if not self.ended and self._connection is not None:
+            self._connection.resume()
+
+    def abort(self) -> None:
+        """Give up: close the connection at once unless the answer is complete."""
+        if not self.ended:
+            self.ended = True
+            if self._connection is not None:
+                self._connection.abort()
+            if self.error is None:
+                self.error = UpstreamError(Failure.RESET, "given up")
+            self._dismiss()
+
+    def abort_with(self, fault: Exception) -> None:
+        """Give up because the client's side broke; whoever waits finds `fault`."""
+        if not self.ended:
+            self.fault = fault
+            if self._connection is not None:
+                self._connection.abort()
+            self.error = UpstreamError(Failure.RESET, f"the request's body broke off: {fault}")
+            self._end()
+
+    # -- what the connection calls -------------------------------------------------------------------------
+
+    def on_interim(self, status: int, headers: RawHeaders) -> None:
+        """Take note of an interim answer; only 100 matters here."""
+        if status == 100:
+            self._continued = True
+            self._wake()
+
+    def on_head(self, status: int, reason: bytes, headers: RawHeaders, keep_alive: bool) -> None:
+        """Take the final head."""
+        self.started = True
+        self.status = status
+        self.reason = reason
+        fields = self.fields = ResponseFields(headers)
+        self.until_close = fields.content_length is None and not fields.chunked and status not in (204, 304)
+        self.keep_alive = keep_alive or (self.bodiless and not self.until_close)
+
+    def after_head(self) -> None:
+        """Wake the waiter, unless the answer is short enough to be waited for whole."""
+        length = self.fields.content_length
+        if self.gather or (length is not None and length <= WHOLE_LIMIT and not self.bodiless):
+            return
+        self._wake_ready()
+
+    def on_data(self, data: bytes) -> None:
+        """Take the next piece of the body."""
+        reader = self._reader
+        if reader is not None:
+            if reader.piece(data) and not self.ended and self._connection is not None:
+                self._connection.pause()
+            return
+        self._parts.append(data)
+        self._buffered += len(data)
+        if self._buffered > self._limit:
+            self.abort()
+            self.error = UpstreamError(Failure.TOO_LARGE, f"more than {self._limit} bytes")
+            self._wake_ready()
+        elif self._buffered > HIGH_WATER and self._ready and self._connection is not None:
+            self._connection.pause()
+
+    def on_end(self, trailers: RawHeaders) -> None:
+        """The answer is complete."""
+        if self.ended:
+            return
+        self.trailers = trailers
+        self._end()
+
+    def on_error(self, error: UpstreamError) -> None:
+        """The answer will never be complete."""
+        if self.ended:
+            return
+        self.error = error
+        self._end()
+
+    def on_upgrade(self, rest: bytes) -> None:
+        """The upstream switched protocols; the connection is the tunnel's now."""
+        self.upgrade_rest = rest
+        self._wake_ready()
+
+    def next_deadline(self) -> float:
+        """Return by when the next piece must come."""
+        return min(monotonic() + self._between_s, self.total_deadline)
+
+    def upload_deadline(self) -> float:
+        """Return by when the upstream must have reacted to what it has been sent of the body."""
+        return min(monotonic() + self._first_byte_s, self.total_deadline)
+
+    def patience_lost(self) -> Failure:
+        """Return which timeout it was that just passed."""
+        if monotonic() >= self.total_deadline:
+            return Failure.TOTAL_TIMEOUT
+        return Failure.IDLE_TIMEOUT if self.heard else Failure.FIRST_BYTE_TIMEOUT
+
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        self.ended = True
+        self._connection = None
+        self._dismiss()
+        self._wake_ready()
+        if self._reader is not None:
+            self._reader.ended(self)
+
+    def _dismiss(self) -> None:
+        companion, self.companion = self.companion, None
+        if companion is not None:
+            companion.cancel()
+
+    def _wake_ready(self) -> None:
+        self._ready = True
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+_NO_FIELDS = ResponseFields(())

@@ -1,0 +1,233 @@
+"""A pool's upstreams together: whom to ask, how long to wait, and whether to ask again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import inf
+from time import monotonic
+from typing import Any
+
+from proxy.lease import Lease
+from proxy.upstream.connection import Connection
+from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.exchange import Exchange, Patience
+from proxy.upstream.outgoing import Outgoing
+from proxy.upstream.retry import RetryBudget
+from proxy.upstream.routing import Router
+
+__all__ = ["Group"]
+
+_OVERLOAD = frozenset({429, 503})
+_BROKEN_GATEWAY = frozenset({502, 504})
+_CONTINUE_S = 1.0
+"""How long to wait for an upstream's 100 before the body is sent anyway (RFC 9110 section 10.1.1)."""
+
+_SURELY_ALIVE_S = 1.0
+"""Servers close connections that idled for seconds; one that was just in use is safe for what cannot be repeated."""
+
+
+class Group:
+    """Sends calls to endpoints and learns from what comes back.
+
+    A call is tried again only while nothing of its answer has been passed on, which is always so in here, and only
+    where that does no harm. A kept connection that the other side had just closed is not held against anybody and
+    costs no budget; everything else does.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        router: Router,
+        patience: Patience,
+        budget: RetryBudget,
+        *,
+        max_retries: int = 1,
+        on_retry: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.endpoints = tuple(endpoints)
+        self.patience = patience
+        self._router = router
+        self._budget = budget
+        self._max_retries = max_retries
+        self._on_retry = on_retry
+        self._loop = asyncio.get_running_loop()
+
+    def pick(self, exclude: Sequence[Endpoint] = ()) -> Endpoint | None:
+        """Return whom to ask next, None when nobody may be asked."""
+        return self._router.pick(self.endpoints, monotonic(), exclude)
+
+    def retry_after_s(self) -> float:
+        """Return when somebody may be asked again."""
+        now = monotonic()
+        return min((endpoint.retry_after_s(now) for endpoint in self.endpoints), default=1.0)
+
+    async def call(
+        self,
+        lease: Lease,
+        outgoing: Outgoing,
+        *,
+        total_deadline: float,
+        gather: bool = False,
+        limit: int = 1 << 62,
+    ) -> Exchange:
+        """Send `outgoing` to the lease's endpoint, moving the lease when another one is tried.
+
+        Returns an exchange whose head has come; raises UpstreamError when none did. Cancelling it closes the
+        upstream connection at once; so must whoever gives up the exchange that was returned.
+        """
+        tried: list[Endpoint] = []
+        retries = 0
+        fresh = False
+        self._budget.request()
+        while True:
+            endpoint = lease.endpoint
+            exchange = Exchange(
+                self._loop,
+                between_s=self.patience.between_s,
+                total_deadline=total_deadline,
+                head_request=outgoing.method == b"HEAD",
+                gather=gather,
+                limit=limit,
+            )
+            error = await self._once(endpoint, exchange, outgoing, fresh)
+            if error is None:
+                if exchange.status not in _OVERLOAD:
+                    self._judge(endpoint, exchange.status)
+                    return exchange
+                endpoint.overloaded(monotonic(), _seconds(exchange.fields.retry_after))
+                tried.append(endpoint)
+                other = self._next(outgoing, tried, retries, same_allowed=False)
+                if other is None:
+                    return exchange
+                exchange.abort()
+            else:
+                if error.failure is Failure.STALE and not fresh and outgoing.replayable:
+                    fresh = True
+                    continue
+                endpoint.failed(monotonic())
+                tried.append(endpoint)
+                if error.is_timeout and error.failure is not Failure.CONNECT_TIMEOUT:
+                    raise error
+                other = self._next(outgoing, tried, retries, same_allowed=error.failure is Failure.RESET)
+                if other is None:
+                    raise error
+            retries += 1
+            fresh = False
+            self._on_retry()
+            if other is not endpoint:
+                lease.move(other)
+
+    def broke(self, endpoint: Endpoint) -> None:
+        """An answer that had begun broke off."""
+        endpoint.failed(monotonic())
+
+    def abort(self) -> None:
+        """Close every connection."""
+        for endpoint in self.endpoints:
+            endpoint.connections.abort()
+
+    def close(self) -> None:
+        """Close idle connections now and the others after their exchange."""
+        for endpoint in self.endpoints:
+            endpoint.connections.close()
+
+    def stats(self) -> list[dict[str, Any]]:
+        """Return every endpoint's state, JSON-ready."""
+        now = monotonic()
+        return [endpoint.stats(now) for endpoint in self.endpoints]
+
+    async def _once(
+        self, endpoint: Endpoint, exchange: Exchange, outgoing: Outgoing, fresh: bool
+    ) -> UpstreamError | None:
+        """Send once. Returns the error, or None when the head of an answer has come."""
+        connections = endpoint.connections
+        # Whatever cannot be sent twice goes over a connection that can hardly be about to close.
+        max_idle_s = inf if outgoing.replayable else _SURELY_ALIVE_S
+        connection = None if fresh else connections.try_acquire(max_idle_s)
+        try:
+            if connection is None:
+                connect_s = min(self.patience.connect_s, exchange.total_deadline - monotonic())
+                connection = await connections.acquire(connect_s, fresh=fresh or not outgoing.replayable)
+            head, body = outgoing.encode(endpoint)
+            if outgoing.upload is None:
+                exchange.send(connection, head, body, self.patience.first_byte_s)
+                await exchange.wait()
+            else:
+                await self._send_upload(connection, exchange, outgoing, head)
+        except UpstreamError as error:
+            return error
+        except BaseException:
+            exchange.abort()
+            raise
+        return exchange.error
+
+    async def _send_upload(self, connection: Connection, exchange: Exchange, outgoing: Outgoing, head: bytes) -> None:
+        """Send a body piece by piece, as fast as the upstream takes it, until it answers."""
+        connection.uploading = True
+        exchange.send(connection, head, b"", self.patience.first_byte_s)
+        if outgoing.expects_continue:
+            await exchange.wait_continue(_CONTINUE_S)
+        if exchange.started or exchange.ended:
+            await exchange.wait()
+            return
+        pump = self._loop.create_task(_pump(connection, exchange, outgoing))
+        try:
+            await exchange.wait()
+            if exchange.fault is not None:
+                raise exchange.fault
+        finally:
+            if not pump.done():
+                if exchange.streaming:
+                    exchange.companion = pump
+                else:
+                    pump.cancel()
+
+    def _next(
+        self, outgoing: Outgoing, tried: list[Endpoint], retries: int, *, same_allowed: bool
+    ) -> Endpoint | None:
+        """Return whom to try next, None when there is to be no next try."""
+        if retries >= self._max_retries or not outgoing.replayable:
+            return None
+        other = self.pick(tried)
+        if other is None and same_allowed and len(self.endpoints) == len(tried) == 1:
+            other = self.pick()
+        if other is None or not self._budget.take(monotonic()):
+            return None
+        return other
+
+    def _judge(self, endpoint: Endpoint, status: int) -> None:
+        if status < 500:
+            endpoint.succeeded()
+        elif status in _BROKEN_GATEWAY:
+            endpoint.failed(monotonic())
+        else:
+            endpoint.errored()
+
+
+async def _pump(connection: Connection, exchange: Exchange, outgoing: Outgoing) -> None:
+    """Move the body from the client to the upstream."""
+    assert outgoing.upload is not None
+    chunked = outgoing.length is None
+    try:
+        async for piece in outgoing.upload():
+            if exchange.ended:
+                return
+            connection.set_deadline(exchange.upload_deadline())
+            await connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+        if not exchange.ended:
+            if chunked:
+                await connection.write(b"0\r\n\r\n")
+            connection.uploading = False
+    except Exception as error:
+        # The client's side broke: the upstream must not take half a body for a whole one.
+        exchange.abort_with(error)
+
+
+def _seconds(value: bytes | None) -> float | None:
+    """Read a Retry-After in seconds; dates are not worth the trouble."""
+    try:
+        return None if value is None else float(value)
+    except ValueError:
+        return None

@@ -1,0 +1,106 @@
+"""A request as it goes to an upstream, whichever of them it turns out to be."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+
+import orjson
+
+from proxy.upstream.endpoint import Endpoint
+
+__all__ = ["Outgoing", "Upload"]
+
+Upload = Callable[[], AsyncIterator[bytes]]
+"""Gives the pieces of a body that is not held in memory. Can be read once."""
+
+
+class Outgoing:
+    """Method, target, fields and body of one upstream call.
+
+    `lines` are whole header lines without Host and framing. Exactly one framing is added: Content-Length where the
+    length is known, chunked where it is not, none where there is no body.
+    """
+
+    __slots__ = (
+        "authorization",
+        "body",
+        "chunked_upload",
+        "expects_continue",
+        "is_json",
+        "length",
+        "lines",
+        "method",
+        "replayable",
+        "target",
+        "upload",
+    )
+
+    def __init__(
+        self,
+        method: bytes,
+        target: bytes,
+        lines: list[bytes],
+        *,
+        body: bytes = b"",
+        authorization: bytes | None = None,
+        replayable: bool = False,
+        is_json: bool = False,
+        upload: Upload | None = None,
+        length: int | None = None,
+        expects_continue: bool = False,
+    ) -> None:
+        self.method = method
+        self.target = target
+        self.lines = lines
+        self.body = body
+        self.authorization = authorization
+        """The caller's credential, passed on unless the endpoint has one of its own."""
+        self.replayable = replayable
+        """Whether sending it twice does no harm."""
+        self.is_json = is_json
+        """Whether the body is a JSON object that names its model."""
+        self.upload = upload
+        self.length = length
+        """Declared length of the upload; None when it is chunked."""
+        self.expects_continue = expects_continue
+
+    def encode(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
+        """Return the head and the body for `endpoint`; the body is empty for an upload."""
+        body = self.body
+        if endpoint.model is not None and self.is_json and body:
+            body = _with_model(body, endpoint.model)
+        if self.upload is not None:
+            framing = (
+                b"Transfer-Encoding: chunked\r\n" if self.length is None else b"Content-Length: %d\r\n" % self.length
+            )
+            if self.expects_continue:
+                framing += b"Expect: 100-continue\r\n"
+        elif body or self.method not in _BODILESS:
+            framing = b"Content-Length: %d\r\n" % len(body)
+        else:
+            framing = b""
+        credential = self.authorization if endpoint.api_key is None else b"Bearer " + endpoint.api_key
+        head = b"%b %b%b%b%b%b%b\r\n" % (
+            self.method,
+            endpoint.address.prefix,
+            self.target,
+            endpoint.host_line,
+            b"".join(self.lines),
+            b"Authorization: %b\r\n" % credential if credential else b"",
+            framing,
+        )
+        return head, body
+
+
+_BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})
+
+
+def _with_model(body: bytes, model: str) -> bytes:
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return body
+    if not isinstance(document, dict) or "model" not in document:
+        return body
+    document["model"] = model
+    return orjson.dumps(document)
