@@ -1,0 +1,81 @@
+"""`trimtab serve`: the proxy in front of inference servers that run already."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import click
+
+from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
+from proxy.config.load import Override, load
+from proxy.config.model import Config
+
+__all__ = ["command"]
+
+
+@click.command("serve")
+@config_file_option
+@click.option("--upstream", "upstreams", multiple=True, metavar="URL", help="An inference server. May be repeated.")
+@click.option("--host", help="Address for clients.  [127.0.0.1]")
+@click.option("--port", type=int, help="Port for clients.  [8080]")
+@click.option("--admin-port", type=int, help="Port for the admin API and metrics.  [8081]")
+@click.option("--log-level", help="debug, info, warning or error.  [info]")
+@set_option
+def command(
+    file: Path | None,
+    upstreams: tuple[str, ...],
+    host: str | None,
+    port: int | None,
+    admin_port: int | None,
+    log_level: str | None,
+    sets: tuple[str, ...],
+) -> None:
+    """Run the proxy in front of your inference servers.
+
+    Values come from the file, then TRIMTAB_* variables, then flags. SIGHUP reads them again, SIGTERM drains.
+    """
+    found = find_file(file)
+    overrides = settings(
+        sets,
+        (
+            ("upstreams", list(upstreams) or None, "--upstream"),
+            ("listen.host", host, "--host"),
+            ("listen.port", port, "--port"),
+            ("admin.port", admin_port, "--admin-port"),
+            ("log.level", log_level, "--log-level"),
+        ),
+    )
+    config = read_config(found, overrides)
+    raise SystemExit(run(config, partial(_reread, found, overrides)))
+
+
+def _reread(file: Path | None, overrides: list[Override]) -> Config:
+    return load(file, environ=os.environ, overrides=overrides)
+
+
+def run(config: Config, reread: Callable[[], Config]) -> int:
+    """Take both ports, then serve until a signal; return the exit code. Exits with 2 when a port is taken."""
+    from proxy import logs
+    from proxy.sockets import BindError, address_of, bind
+
+    logs.setup(config.log)
+    try:
+        data = bind(
+            config.listen.host, config.listen.port, key="listen", flag="--port", backlog=config.listen.backlog
+        )
+        admin = bind(config.admin.host, config.admin.port, key="admin", flag="--admin-port")
+    except BindError as error:
+        die(error)
+    from proxy.run import run_loop, serve
+
+    def started(_: object) -> None:
+        pools = "; ".join(
+            f"{pool.name} -> {', '.join(upstream.url for upstream in pool.upstreams)}" for pool in config.pools
+        )
+        click.echo(f"proxy   http://{address_of(data)}  ({pools})", err=True)
+        click.echo(f"admin   http://{address_of(admin)}  (/admin/v1/pools, /metrics, /readyz)", err=True)
+
+    return run_loop(serve(config, data, admin, reread=reread, started=started))

@@ -1,0 +1,215 @@
+"""`trimtab up`: the bundled worker, the proxy and its controller, with one command."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from proxy.cli.child import Child, ChildFailed
+from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
+from proxy.cli.worker import DEMO_MODEL, require_model, require_worker
+from proxy.config.load import Override
+from proxy.config.model import Config
+from proxy.sockets import BindError, address_of, bind
+
+__all__ = ["command"]
+
+_PROGRESS = re.compile(r"^(?P<stage>[^:]{1,60}): +(?P<percent>\d{1,3})%$")
+_WORKER_PATIENCE_S = 10.0
+_DEMO_SLO = {"ttft_ms": 1_500.0, "e2e_ms": 30_000.0}
+_PLACEHOLDER = "http://127.0.0.1:1"
+
+
+@click.command("up")
+@config_file_option
+@click.option(
+    "--model", default=DEMO_MODEL, show_default=True, help="What the worker serves: a directory or a .gguf."
+)
+@click.option("--port", type=int, help="Port for clients.  [8080]")
+@click.option("--admin-port", type=int, help="Port for the admin API and metrics.  [8081]")
+@click.option("--worker-port", type=int, default=0, show_default=True, help="Port of the worker; 0 picks a free one.")
+@click.option("--worker-arg", "worker_args", multiple=True, metavar="ARG", help="Passed to the worker. Repeatable.")
+@set_option
+def command(
+    file: Path | None,
+    model: str,
+    port: int | None,
+    admin_port: int | None,
+    worker_port: int,
+    worker_args: tuple[str, ...],
+    sets: tuple[str, ...],
+) -> None:
+    """Start the demo: bundled worker, proxy and controller. Ctrl-C stops everything."""
+    require_worker()
+    require_model(model)
+    overrides = settings(sets, (("listen.port", port, "--port"), ("admin.port", admin_port, "--admin-port")))
+    config = read_config(find_file(file), _with_upstream(overrides, _PLACEHOLDER))
+    try:
+        data = bind(
+            config.listen.host, config.listen.port, key="listen", flag="--port", backlog=config.listen.backlog
+        )
+        admin = bind(config.admin.host, config.admin.port, key="admin", flag="--admin-port")
+    except BindError as error:
+        die(error)
+    from proxy import logs
+    from proxy.run import run_loop
+
+    logs.setup(config.log)
+    arguments = [sys.executable, "-m", "backend", "--model", model, "--port", str(worker_port), *worker_args]
+    up = _Up(find_file(file), overrides, data, admin)
+    raise SystemExit(run_loop(up.run(arguments)))
+
+
+def _with_upstream(overrides: Sequence[Override], url: str) -> list[Override]:
+    """Add the worker as the upstream, and a promise for the demo unless one is set."""
+    chosen = {override.path for override in overrides}
+    slo = [
+        Override(("slo", key), value, "trimtab up") for key, value in _DEMO_SLO.items() if ("slo", key) not in chosen
+    ]
+    return [*slo, Override(("upstreams",), [{"url": url, "profile": "auto"}], "trimtab up"), *overrides]
+
+
+class _Up:
+    """One run of the demo."""
+
+    def __init__(
+        self, file: Path | None, overrides: Sequence[Override], data: socket.socket, admin: socket.socket
+    ) -> None:
+        self._file = file
+        self._overrides = overrides
+        self._data = data
+        self._admin = admin
+        self._progress = _Progress()
+
+    async def run(self, arguments: Sequence[str]) -> int:
+        """Start the worker, put the proxy in front of it, wait for the end; return the exit code."""
+        from proxy.run import Signals
+
+        signals = Signals()
+        signals.install()
+        child = await Child.start(arguments, self._progress.line)
+        try:
+            return await self._supervise(child, signals)
+        except ChildFailed as failure:
+            self._progress.close()
+            click.echo(f"trimtab: the worker ended with code {failure.code} before it was ready", err=True)
+            return failure.code or 1
+        finally:
+            self._progress.close()
+            await child.stop(0.0 if signals.insisted.is_set() else _WORKER_PATIENCE_S)
+
+    async def _supervise(self, child: Child, signals: Any) -> int:
+        from proxy.app import Proxy
+        from proxy.run import wind_down
+
+        listening = await _first(child.event("listening"), signals.asked.wait())
+        if listening is None:
+            return 0
+        config = self._config(listening["url"])
+        proxy = Proxy(config, reread=lambda: self._config(listening["url"]))
+        try:
+            await proxy.start(self._data, self._admin)
+            ready = await _first(child.event("ready"), signals.asked.wait())
+            if ready is None:
+                return 0
+            self._progress.close()
+            self._announce(ready)
+            code = await _first(child.wait(), signals.asked.wait())
+            if code is not None:
+                click.echo(f"trimtab: the worker ended with code {code}; stopping", err=True)
+                return code or 1
+            click.echo("stopping; Ctrl-C again stops at once", err=True)
+            await wind_down(proxy, signals)
+            return 0
+        finally:
+            await proxy.stop()
+
+    def _config(self, url: str) -> Config:
+        return read_config(self._file, _with_upstream(self._overrides, url))
+
+    def _announce(self, ready: dict[str, Any]) -> None:
+        proxy, admin = f"http://{address_of(self._data)}", f"http://{address_of(self._admin)}"
+        body = {
+            "model": ready["model"],
+            "messages": [{"role": "user", "content": "What is the capital of France?"}],
+            "max_tokens": 32,
+            "temperature": 0,
+        }
+        lines = (
+            f"ready in {self._progress.elapsed_s:.1f} s: {ready['model']} on {ready.get('device', 'the worker')}",
+            "",
+            f"  OpenAI API   {proxy}/v1",
+            f"  admin API    {admin}/admin/v1/pools",
+            f"  metrics      {admin}/metrics",
+            f"  worker       {ready['url']} (direct)",
+            "",
+            "Try it:",
+            f"  curl -s {proxy}/v1/chat/completions -H 'Content-Type: application/json' \\",
+            f"    -d '{json.dumps(body)}'",
+            "",
+            "See what the controller does, and change its target while it runs:",
+            f"  curl -s {admin}/admin/v1/pools/default/decisions",
+            f"  curl -s -X PATCH {admin}/admin/v1/pools/default/slo -H 'Content-Type: application/json' \\",
+            "    -d '{\"ttft_ms\": 750}'",
+            "",
+            "Ctrl-C stops everything.",
+        )
+        click.echo("\n".join(lines))
+        sys.stdout.flush()
+
+
+async def _first(work: Any, stop: Any) -> Any:
+    """Return the result of `work`, or None when `stop` comes first."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(stop)]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Progress:
+    """Shows what the worker is doing: one line that is rewritten on a terminal, whole lines elsewhere."""
+
+    def __init__(self) -> None:
+        self._start = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+        self._open = False
+        self._last = ""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def line(self, text: str) -> None:
+        """Show one line of the worker's stderr."""
+        for part in text.split("\r"):
+            plain = part.replace("\x1b[K", "").strip()
+            if not plain or plain == self._last:
+                continue
+            self._last = plain
+            progress = _PROGRESS.match(plain)
+            if progress and self._terminal:
+                click.echo(f"\r\x1b[K{plain} ({self.elapsed_s:.0f} s)", nl=False, err=True)
+                self._open = True
+            else:
+                self.close()
+                click.echo(plain if progress else f"worker | {plain}", err=True)
+
+    def close(self) -> None:
+        """End a rewritten line."""
+        if self._open:
+            click.echo("", err=True)
+            self._open = False

@@ -1,0 +1,121 @@
+"""Running a proxy as a process: uvloop, signals, and an orderly way out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+from proxy.app import Proxy
+from proxy.config.errors import ConfigError
+from proxy.config.model import Config
+
+__all__ = ["Signals", "run_loop", "serve"]
+
+_LOG = logging.getLogger("trimtab")
+_T = TypeVar("_T")
+
+
+def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
+    """Run `main` to its end, on uvloop where there is one."""
+    if sys.platform == "win32":
+        return asyncio.run(main)
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
+
+
+class Signals:
+    """SIGTERM asks to drain, SIGINT to drain without waiting for balancers; a second one of either to stop now."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.insisted = asyncio.Event()
+        self.gently = True
+        """Whether a balancer may have to notice first."""
+
+    def install(self, *, hangup: Callable[[], object] | None = None) -> None:
+        """Take over the signals. `hangup` is called on SIGHUP; without it, SIGHUP asks to drain as well."""
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._ask, True)
+        loop.add_signal_handler(signal.SIGINT, self._ask, False)
+        if hangup is None:
+            loop.add_signal_handler(signal.SIGHUP, self._ask, False)
+        else:
+            loop.add_signal_handler(signal.SIGHUP, hangup)
+
+    def _ask(self, gently: bool) -> None:
+        if self.asked.is_set():
+            self.insisted.set()
+        self.gently = gently
+        self.asked.set()
+
+    async def unless_insisted(self, work: Coroutine[Any, Any, object]) -> bool:
+        """Run `work` to its end, or until somebody insists. Returns whether it ended."""
+        task = asyncio.ensure_future(work)
+        waiting = asyncio.ensure_future(self.insisted.wait())
+        await asyncio.wait((task, waiting), return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if not task.done():
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+            return False
+        task.result()
+        return True
+
+
+async def serve(
+    config: Config,
+    data: socket.socket,
+    admin: socket.socket,
+    *,
+    reread: Callable[[], Config],
+    started: Callable[[Proxy], None] = lambda proxy: None,
+) -> int:
+    """Run one proxy until a signal ends it; return the exit code."""
+    proxy = Proxy(config, reread=reread)
+    signals = Signals()
+    reloads: set[asyncio.Task[None]] = set()
+
+    def hangup() -> None:
+        task = asyncio.ensure_future(_reload(proxy))
+        reloads.add(task)
+        task.add_done_callback(reloads.discard)
+
+    signals.install(hangup=hangup)
+    try:
+        await proxy.start(data, admin)
+        started(proxy)
+        await signals.asked.wait()
+        await wind_down(proxy, signals)
+    finally:
+        await proxy.stop()
+    return 0
+
+
+async def wind_down(proxy: Proxy, signals: Signals) -> None:
+    """Drain as gently as was asked, and say what happens."""
+    inside = proxy.lifecycle.inside
+    _LOG.info("draining: %d request%s under way", inside, "" if inside == 1 else "s")
+    grace_s = proxy.config.drain.grace_s if signals.gently else 0.0
+    if not await signals.unless_insisted(proxy.drain(grace_s=grace_s)):
+        _LOG.warning("stopped at once; %d under way were cut off", proxy.lifecycle.inside)
+
+
+async def _reload(proxy: Proxy) -> None:
+    """Reload on SIGHUP; a configuration that is not valid is reported and the old one stays."""
+    try:
+        done = await proxy.reload()
+    except ConfigError as error:
+        _LOG.error("reload refused, the old configuration stays: %s", "; ".join(str(error).splitlines()))
+        return
+    _LOG.info("reloaded: generation %d, changed %s", done.generation, ", ".join(done.changed) or "nothing")
+    if done.restart_required:
+        _LOG.warning("needs a restart: %s", ", ".join(done.restart_required))
