@@ -33,6 +33,7 @@ def form_batch(
     backlog_s: float = 0.0,
     *,
     spare: bool = False,
+    probe: bool = False,
 ) -> Choice:
     """Choose the batch that serves the most still-feasible requests per second of service.
 
@@ -42,7 +43,8 @@ def form_batch(
     `quantile(b)` give S(b) and the time it stays within at the wanted confidence; `backlog_s` is how long the
     upstream is busy before this batch would start. Requests that cannot make it in the chosen batch are shed, for
     nothing faster will come; while `spare` upstreams are idle, only those for which even a batch of one would be too
-    late. When nobody can make it, those are shed who could not make it alone.
+    late. When nobody can make it, those are shed who could not make it alone. With `probe`, the one with most time
+    left is sent all the same: nothing else would ever correct an estimate that condemns even a newcomer.
     """
     seen = deadlines[: 2 * cap + 64]
     if not seen:
@@ -62,7 +64,11 @@ def form_batch(
             best_value, best_take, best_finish = value, take, finish
     alone = start + quantile(1)
     if not best_take:
-        return Choice(0, tuple(i for i, deadline in enumerate(seen) if deadline < alone))
+        hopeless = [i for i, deadline in enumerate(seen) if deadline < alone]
+        if probe and len(hopeless) == total:
+            hopeless.remove(max(hopeless, key=seen.__getitem__))
+            return Choice(1, tuple(hopeless))
+        return Choice(0, tuple(hopeless))
     limit = alone if spare else best_finish
     if ordered[0] >= limit:
         return Choice(best_take, ())
@@ -70,12 +76,18 @@ def form_batch(
 
 
 def first_come(
-    deadlines: Sequence[float], cap: int, now: float, quantile: Callable[[int], float] | None, backlog_s: float = 0.0
+    deadlines: Sequence[float],
+    cap: int,
+    now: float,
+    quantile: Callable[[int], float] | None,
+    backlog_s: float = 0.0,
+    *,
+    probe: bool = False,
 ) -> Choice:
     """Take the head of the order up to `cap`, shedding from it what can no longer make it in such a batch.
 
     Without a `quantile` (no model yet, or admission switched off) nothing is shed. A tolerance of 2 % of the time
-    that is left keeps requests that are late only by the estimate's own error.
+    that is left keeps requests that are late only by the estimate's own error. `probe` as in `form_batch`.
     """
     waiting = len(deadlines)
     if quantile is None:
@@ -91,6 +103,9 @@ def first_come(
             shed.append(index)
         else:
             taken += 1
+    if probe and shed and not taken:
+        shed.remove(max(shed, key=deadlines.__getitem__))
+        taken = 1
     return Choice(taken, tuple(shed))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from math import log
 
 __all__ = ["ResidualRing"]
 
@@ -37,6 +38,12 @@ class ResidualRing:
         self._recent.append(ratio)
         insort(self._sorted, ratio)
 
+    def drop_newest(self, count: int) -> None:
+        """Take the newest `count` ratios back: the prediction they were measured against was of another time."""
+        for _ in range(min(count, len(self._recent))):
+            newest = self._recent.pop()
+            del self._sorted[bisect_left(self._sorted, newest)]
+
     def quantile(self, q: float) -> float:
         """Return the empirical `q`-quantile; of a narrow prior below eight ratios."""
         values = self._sorted if len(self._sorted) >= _ENOUGH else _PRIOR
@@ -51,6 +58,13 @@ class ResidualRing:
         if n < _ENOUGH:
             return 0.1
         return max(0.02, (self._sorted[int(0.84 * (n - 1))] - self._sorted[int(0.16 * (n - 1))]) / 2.0)
+
+    def log_spread(self) -> float:
+        """Return the same of the logarithms of the ratios; at least 0.02, and 0.1 before eight ratios."""
+        n = len(self._sorted)
+        if n < _ENOUGH:
+            return 0.1
+        return max(0.02, log(self._sorted[int(0.84 * (n - 1))] / self._sorted[int(0.16 * (n - 1))]) / 2.0)
 
     def mean_excess(self, beyond: float) -> float:
         """Return the mean of (ratio - beyond) over the ratios above `beyond`.

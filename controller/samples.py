@@ -59,6 +59,8 @@ class GenerationSamples:
     def __init__(self, generation: int, now: float, size: int = 512) -> None:
         self.generation = generation
         self.since = now
+        self.total = 0
+        """Samples of this generation so far, those that fell out of the ring included."""
         self._current: deque[Sample] = deque(maxlen=size)
         self._previous: deque[Sample] = deque(maxlen=size)
         self._size = size
@@ -84,6 +86,7 @@ class GenerationSamples:
         if generation != self.generation:
             return False
         self._current.append(sample)
+        self.total += 1
         return True
 
     def advance(self, generation: int, now: float) -> None:
@@ -92,6 +95,7 @@ class GenerationSamples:
         self._current = deque(maxlen=self._size)
         self.generation = generation
         self.since = now
+        self.total = 0
 
     def recent(self, at_least: int) -> Sequence[Sample]:
         """Return this generation's samples, and the previous one's too while there are fewer than `at_least`."""

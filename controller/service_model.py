@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
+from collections import deque
 from typing import Any, Protocol
 
 from controller.residuals import ResidualRing
@@ -17,7 +18,9 @@ __all__ = ["Expert", "LinearExpert", "ServiceModel", "ShapeLevelExpert"]
 
 _FLOOR_S = 1e-6
 _GROSS = math.log(3.0)
-"""A prediction that is off by more than this (log) twice running is not noise: the upstream is another one now."""
+_SHIFT = 0.7
+"""Two errors (log) in a row beyond _GROSS, or four on one side that average beyond _SHIFT, and beyond what the usual
+noise explains, are no noise: the upstream is another one now."""
 
 
 class Expert(Protocol):
@@ -220,7 +223,7 @@ class ServiceModel:
         self._fast = LinearExpert()
         self._shaped = ShapeLevelExpert()
         self._errors = [0.0, 0.0]
-        self._astray = 0.0
+        self._astray: deque[float] = deque(maxlen=4)
         self._cache: dict[float, float] = {}
         self._cached_ratio: float | None = None
         self.last_seconds: float | None = None
@@ -248,10 +251,8 @@ class ServiceModel:
         """Learn from one upstream call of `load` that took `seconds`."""
         seconds = max(_FLOOR_S, seconds)
         fast, shaped = self._fast.predict(load), self._shaped.predict(load)
-        if self.samples >= 3:
-            factor = self._judge(math.log(seconds / fast), math.log(seconds / shaped))
-            fast *= factor
-            shaped *= factor
+        if self.samples >= 3 and self._judge(math.log(seconds / fast), math.log(seconds / shaped)):
+            fast, shaped = self._fast.predict(load), self._shaped.predict(load)
         self._fast.observe(load, seconds, fast)
         self._shaped.observe(load, seconds, shaped)
         self.samples += 1
@@ -259,24 +260,31 @@ class ServiceModel:
         self.last_sample_at = now
         self._forget_cached()
 
-    def _judge(self, fast: float, shaped: float) -> float:
+    def _judge(self, fast: float, shaped: float) -> bool:
         """Score both experts by their log errors.
 
-        When the followed one is grossly wrong twice in a row, both are moved to the new level; returns by how much.
+        When the followed one goes on being grossly wrong in one direction, both are moved to the new level; returns
+        whether they were.
         """
         self._errors[0] = 0.93 * self._errors[0] + fast * fast
         self._errors[1] = 0.93 * self._errors[1] + shaped * shaped
-        gross = fast if self.expert is self._fast else shaped
-        before, self._astray = self._astray, 0.0
-        if abs(gross) <= _GROSS or abs(gross) <= 3.0 * self.expert.residuals.spread():
-            return 1.0
-        if before * gross <= 0.0:
-            self._astray = gross
-            return 1.0
-        factor = math.exp((before + gross) / 2.0)
-        self._fast.scale(factor)
-        self._shaped.scale(factor)
-        return factor
+        error = fast if self.expert is self._fast else shaped
+        astray = self._astray
+        if astray and astray[-1] * error <= 0.0:
+            astray.clear()
+        astray.append(error)
+        spread = self.expert.residuals.log_spread()
+        run, total = len(astray), sum(astray)
+        gross = run >= 2 and min(map(abs, astray)) > max(_GROSS, 6.0 * spread)
+        if not gross and not (run >= 4 and abs(total) > run * max(_SHIFT, 2.0 * spread)):
+            return False
+        # The two learned differently from the first wrong calls; let them agree about the next one.
+        moves: tuple[tuple[Expert, float], ...] = ((self._fast, fast), (self._shaped, shaped))
+        for expert, own in moves:
+            expert.scale(math.exp(own - error + total / run))
+            expert.residuals.drop_newest(run - 1)
+        astray.clear()
+        return True
 
     def _forget_cached(self) -> None:
         self._cache.clear()

@@ -123,13 +123,15 @@ class MergeUpstream:
             return first_come(deadlines, cap, now, None)
         servers = self._servers(now, load)
         backlog = backlog_s(model, now, load, servers)
+        # An estimate that condemns even a newcomer to an idle upstream can only be corrected by trying.
+        probe = not load.inflight_calls and span is not None and model.quantile_s(1) >= 0.98 * span
         if not form:
-            return first_come(deadlines, cap, now, model.quantile_s, backlog)
+            return first_come(deadlines, cap, now, model.quantile_s, backlog, probe=probe)
         if load.inflight_calls >= servers and backlog > _PIPELINE_S:
             # A batch formed now could not start before the one in flight ends; formed then, it can be a better one.
             return Choice(0, ())
         spare = load.inflight_calls + 1 < servers
-        return form_batch(deadlines, cap, now, model.predict, model.quantile_s, backlog, spare=spare)
+        return form_batch(deadlines, cap, now, model.predict, model.quantile_s, backlog, spare=spare, probe=probe)
 
     def predicted_ratio(self, size: int, limits: tuple[Budget, ...]) -> float | None:
         """Return S_q(size) over the service budget."""

@@ -7,12 +7,18 @@ from typing import Any
 
 from controller.laws.aimd import AimdLaw
 from controller.laws.base import Law
+from controller.laws.deadline import DeadlineLaw
 from controller.laws.fixed import FixedLaw
 from controller.laws.step import StepLaw
 
 __all__ = ["LAWS", "make_law"]
 
-LAWS: Mapping[str, Callable[..., Law]] = {"fixed": FixedLaw, "step": StepLaw, "aimd": AimdLaw}
+LAWS: Mapping[str, Callable[..., Law]] = {
+    "fixed": FixedLaw,
+    "step": StepLaw,
+    "aimd": AimdLaw,
+    "deadline": DeadlineLaw,
+}
 
 
 def make_law(name: str, options: Mapping[str, Any] | None = None) -> Law:
