@@ -1,4 +1,4 @@
-"""OpenAI's API as its servers speak it: chat, completions, embeddings, responses, models."""
+"""OpenAI's API as its servers speak it: chat, completions, embeddings, responses, models; vLLM's scores."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
 from proxy.wire.items import by_index, merged_body, pass_on, read_items, weights
 from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
 from proxy.wire.openai_stream import ChatTap, CompletionTap, ResponsesTap
-from proxy.wire.openai_vectors import load_embeddings, load_reply
-from proxy.wire.prompt import Prompt, estimate, excerpt, read_messages
+from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt, estimate, excerpt, read_messages
+from proxy.wire.sse import comment
 from proxy.wire.tail import TailTap
 from proxy.wire.usage import split_usage
+from proxy.wire.vectors import load_embeddings, load_reply
 
 __all__ = ["OpenAI"]
 
@@ -23,6 +24,7 @@ CHAT = Route("chat.completions")
 COMPLETIONS = Route("completions")
 EMBEDDINGS = Route("embeddings", generates=False)
 RESPONSES = Route("responses")
+SCORES = Route("scores", generates=False)
 MODELS = Route("models", inspect=False, queued=False, generates=False)
 
 _POST = {
@@ -30,6 +32,9 @@ _POST = {
     "/completions": COMPLETIONS,
     "/embeddings": EMBEDDINGS,
     "/responses": RESPONSES,
+    "/score": SCORES,
+    "/classify": SCORES,
+    "/pooling": SCORES,
 }
 _V1 = {"/v1" + path: route for path, route in _POST.items()}
 _PREFIX = re.compile(r"|.*/v[0-9]+(?:beta)?|(?:/.*)?/openai(?:/.*)?")
@@ -91,7 +96,9 @@ class OpenAI(WireFormat):
             return _embeddings(head, body, payload, model)
         if route is COMPLETIONS:
             return _completions(head, body, payload, model)
-        return _responses(body, payload, model)
+        if route is RESPONSES:
+            return _responses(body, payload, model)
+        return Call(route, body, model, payload=payload, prompt_tokens=len(body) // BYTES_PER_TOKEN + 1)
 
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": {message, type, param, code}}`."""
@@ -103,7 +110,7 @@ class OpenAI(WireFormat):
 
     def keepalive(self) -> bytes:
         """Return a server-sent comment."""
-        return b": keep-alive\n\n"
+        return comment()
 
     def tap(self, call: Call, content_type: str) -> Tap:
         """Return a reader of the answer's usage."""

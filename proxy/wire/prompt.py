@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["Prompt", "estimate", "excerpt", "read_messages", "text_tokens"]
+__all__ = ["BYTES_PER_TOKEN", "Prompt", "estimate", "excerpt", "read_messages", "text_tokens"]
 
 HEAD_CHARS, TAIL_CHARS = 2000, 500
 """How much of the beginning and the end of a prompt the predictor gets to see."""

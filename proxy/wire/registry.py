@@ -5,9 +5,16 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import NamedTuple
 
+from proxy.wire.anthropic import Anthropic
 from proxy.wire.base import Route, WireFormat
+from proxy.wire.kserve import KServe
+from proxy.wire.ollama import Ollama
 from proxy.wire.openai import OpenAI
 from proxy.wire.passthrough import RELAY, Passthrough
+from proxy.wire.rerank import Rerank
+from proxy.wire.tei import TEI
+from proxy.wire.tfserving import TFServing
+from proxy.wire.tgi import TGI
 
 __all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "wire_format", "wire_names"]
 
@@ -16,10 +23,16 @@ AUTO = "auto"
 
 PASSTHROUGH = Passthrough()
 
-_FORMATS: dict[str, WireFormat] = {wire.name: wire for wire in (OpenAI(), PASSTHROUGH)}
+_FORMATS: dict[str, WireFormat] = {
+    wire.name: wire
+    for wire in (OpenAI(), Anthropic(), Ollama(), KServe(), TFServing(), TGI(), TEI(), Rerank(), PASSTHROUGH)
+}
 
-_DETECTED: tuple[WireFormat, ...] = (_FORMATS["openai"],)
+_DETECTED: tuple[WireFormat, ...] = tuple(wire for wire in _FORMATS.values() if wire is not PASSTHROUGH)
 """In the order in which `auto` asks them."""
+
+_CONTESTED: dict[str, WireFormat] = {"/": PASSTHROUGH, "/predict": PASSTHROUGH, "/rerank": _FORMATS["rerank"]}
+"""Paths that several servers use for different things. `rerank` can tell by the body; nobody can the others."""
 
 
 class UnknownWireFormat(ValueError):
@@ -52,12 +65,13 @@ def detect(method: str, path: str, wire: str = AUTO) -> Match:
     """Return the format and operation of `method path`.
 
     `wire` is what the pool is configured to speak. With `auto` every format is asked in turn whether the path is
-    one of its own unmistakable ones; a path that several protocols use for different things (`/`, `/predict`) is
-    claimed only by a format that is configured by name. Whatever nobody claims is relayed untouched, as is
-    everything when `wire` is `passthrough`. Raises UnknownWireFormat.
+    one of its own; a path that several servers use for different things (`/`, `/predict`) is claimed only by a
+    format that is configured by name. Whatever nobody claims is relayed untouched, as is everything when `wire`
+    is `passthrough`. Raises UnknownWireFormat.
     """
     if wire == AUTO:
-        for candidate in _DETECTED:
+        contested = _CONTESTED.get(path)
+        for candidate in _DETECTED if contested is None else (contested,):
             route = candidate.match(method, path)
             if route is not None:
                 return Match(candidate, route)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proxy.wire.base import Tap
 
-__all__ = ["SseTap", "event_data", "event_name"]
+__all__ = ["KEPT_TAIL", "MAX_EVENT", "SseTap", "comment", "event_data", "event_name"]
 
 MAX_EVENT = 65_536
 """Events up to this many bytes are kept whole while they are incomplete."""
@@ -106,10 +106,15 @@ class SseTap(Tap):
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
+def comment() -> bytes:
+    """Return an event that every reader of server-sent events ignores."""
+    return b": keep-alive\n\n"
+
+
 def event_data(event: bytes) -> bytes:
     """Return the data of an event, its lines joined by LF; b"" when it has none (a comment)."""
-    if event[:6] == b"data: " and b"\n" not in event:
-        return event[6:]
+    if event[:5] == b"data:" and b"\n" not in event:
+        return event[6:] if event[5:6] == b" " else event[5:]
     return b"\n".join(_fields(event, b"data"))
 
 

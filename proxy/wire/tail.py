@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import orjson
 
 from proxy.wire.base import Tap, Usage
 
-__all__ = ["TailTap", "last_object", "last_scalar", "read_usage"]
+__all__ = ["TailTap", "count", "last_object", "last_scalar", "read_usage"]
 
 KEPT = 16_384
 """Bytes kept of the end of an answer."""
@@ -29,9 +30,11 @@ class TailTap(Tap):
     finds real members only. A compressed answer holds none and counts nothing.
     """
 
-    __slots__ = ("_pieces", "_size")
+    __slots__ = ("_pieces", "_read", "_size")
 
-    def __init__(self) -> None:
+    def __init__(self, read: Callable[[bytes], Usage] | None = None) -> None:
+        """`read` finds the counts in the tail; without it, OpenAI's names are looked for."""
+        self._read = read or read_usage
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -48,8 +51,8 @@ class TailTap(Tap):
         return b"".join(self._pieces)[-KEPT:]
 
     def usage(self) -> Usage:
-        """Return the counts of the last `usage` member."""
-        return read_usage(self.tail())
+        """Return the counts that the end of the answer holds."""
+        return self._read(self.tail())
 
 
 def last_object(data: bytes, name: bytes) -> dict[str, Any] | None:
@@ -97,13 +100,14 @@ def read_usage(data: bytes) -> Usage:
     usage = last_object(data, b"usage") or {}
     finish = last_scalar(data, b"finish_reason")
     return Usage(
-        _count(usage, "prompt_tokens", "input_tokens"),
-        _count(usage, "completion_tokens", "output_tokens"),
+        count(usage, "prompt_tokens", "input_tokens"),
+        count(usage, "completion_tokens", "output_tokens"),
         finish if type(finish) is str else None,
     )
 
 
-def _count(usage: dict[str, Any], *names: str) -> int | None:
+def count(usage: dict[str, Any], *names: str) -> int | None:
+    """Return the first of the named members that is a count, None when none is."""
     for name in names:
         value = usage.get(name)
         if type(value) is int and value >= 0:

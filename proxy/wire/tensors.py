@@ -1,0 +1,164 @@
+"""Tensors of the Open Inference Protocol: their sizes, and cutting and joining them along the first dimension."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+from typing import Any, NamedTuple
+
+__all__ = ["ITEM_BYTES", "Tensor", "TensorError", "join", "read_tensors", "rows"]
+
+ITEM_BYTES = {
+    "BOOL": 1,
+    "UINT8": 1,
+    "UINT16": 2,
+    "UINT32": 4,
+    "UINT64": 8,
+    "INT8": 1,
+    "INT16": 2,
+    "INT32": 4,
+    "INT64": 8,
+    "FP16": 2,
+    "BF16": 2,
+    "FP32": 4,
+    "FP64": 8,
+}
+"""Bytes per element; `BYTES` elements carry their own length, 4 bytes little-endian, in front."""
+
+MAX_RANK = 32
+
+
+class TensorError(ValueError):
+    """A tensor is not what it says it is."""
+
+
+class Tensor(NamedTuple):
+    """One input or output."""
+
+    meta: dict[str, Any]
+    """The JSON object as it came, data included when it is JSON."""
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    form: str
+    """`binary`; or `flat` or `nested` JSON data."""
+    data: Any
+    """bytes, or a list."""
+
+    @property
+    def batch(self) -> int:
+        """The size of the first dimension, 0 for a scalar."""
+        return self.shape[0] if self.shape else 0
+
+    @property
+    def row_elements(self) -> int:
+        """Elements per entry of the first dimension."""
+        return prod(self.shape[1:])
+
+
+def read_tensors(metas: Any, blob: bytes) -> list[Tensor]:
+    """Read a list of tensors whose binary data, if any, follow one another in `blob`.
+
+    Raises TensorError when anything does not add up: shapes, lengths, leftovers, or data kept in shared memory.
+    """
+    if type(metas) is not list or not metas:
+        raise TensorError("no list of tensors")
+    tensors, position = [], 0
+    for meta in metas:
+        if type(meta) is not dict:
+            raise TensorError("a tensor is no object")
+        tensor, position = _read_tensor(meta, blob, position)
+        tensors.append(tensor)
+    if position != len(blob):
+        raise TensorError(f"{len(blob) - position} bytes belong to no tensor")
+    return tensors
+
+
+def _read_tensor(meta: dict[str, Any], blob: bytes, position: int) -> tuple[Tensor, int]:
+    name, datatype, shape = meta.get("name"), meta.get("datatype"), meta.get("shape")
+    if type(name) is not str or type(datatype) is not str or type(shape) is not list:
+        raise TensorError("a tensor lacks name, datatype or shape")
+    if len(shape) > MAX_RANK or not all(type(size) is int and size >= 0 for size in shape):
+        raise TensorError(f"tensor {name!r} has shape {shape!r}")
+    parameters = meta.get("parameters")
+    size = parameters.get("binary_data_size") if type(parameters) is dict else None
+    if size is None:
+        data = meta.get("data")
+        if type(data) is not list:
+            raise TensorError(f"tensor {name!r} has no data")
+        return Tensor(meta, name, datatype, tuple(shape), _form(name, shape, data), data), position
+    if type(size) is not int or not 0 <= size <= len(blob) - position:
+        raise TensorError(f"tensor {name!r} has a wrong binary_data_size")
+    data = blob[position : position + size]
+    tensor = Tensor(meta, name, datatype, tuple(shape), "binary", data)
+    _check_binary(tensor)
+    return tensor, position + size
+
+
+def _form(name: str, shape: Sequence[int], data: list[Any]) -> str:
+    """Tell flat data from nested, checking as much of the length as can be seen from outside."""
+    nested = bool(data) and type(data[0]) is list
+    if nested and len(shape) > 1 and len(data) == shape[0]:
+        return "nested"
+    if not nested and len(data) == prod(shape):
+        return "flat"
+    raise TensorError(f"tensor {name!r}: {len(data)} elements do not make shape {list(shape)}")
+
+
+def _check_binary(tensor: Tensor) -> None:
+    elements = prod(tensor.shape)
+    width = ITEM_BYTES.get(tensor.datatype)
+    if width is not None:
+        if len(tensor.data) != elements * width:
+            raise TensorError(f"tensor {tensor.name!r}: {len(tensor.data)} bytes do not make its shape")
+    elif tensor.datatype == "BYTES":
+        if len(_element_ends(tensor.data)) != elements:
+            raise TensorError(f"tensor {tensor.name!r} does not hold {elements} elements")
+    else:
+        raise TensorError(f"tensor {tensor.name!r} has unknown datatype {tensor.datatype!r}")
+
+
+def _element_ends(data: bytes) -> list[int]:
+    """Return where each length-prefixed element ends. Raises TensorError when the last one is cut off."""
+    ends, position, size = [], 0, len(data)
+    while position < size:
+        if position + 4 > size:
+            raise TensorError("a BYTES tensor ends inside a length")
+        position += 4 + struct.unpack_from("<I", data, position)[0]
+        if position > size:
+            raise TensorError("a BYTES tensor ends inside an element")
+        ends.append(position)
+    return ends
+
+
+def join(tensors: Sequence[Tensor]) -> tuple[list[int], Any]:
+    """Join tensors of one name, datatype, form and row shape along the first dimension; return shape and data."""
+    shape = [sum(tensor.batch for tensor in tensors), *tensors[0].shape[1:]]
+    if tensors[0].form == "binary":
+        return shape, b"".join(tensor.data for tensor in tensors)
+    return shape, [value for tensor in tensors for value in tensor.data]
+
+
+def rows(tensor: Tensor, sizes: Sequence[int]) -> list[Any]:
+    """Cut a tensor's data into consecutive parts of `sizes` rows, which must add up to its first dimension."""
+    step = tensor.row_elements
+    if tensor.form == "nested":
+        bounds = [0, *_running(sizes, 1)]
+    elif tensor.form == "flat":
+        bounds = [0, *_running(sizes, step)]
+    elif tensor.datatype == "BYTES":
+        ends = [0, *_element_ends(tensor.data)]
+        bounds = [ends[at] for at in (0, *_running(sizes, step))]
+    else:
+        bounds = [0, *_running(sizes, step * ITEM_BYTES[tensor.datatype])]
+    return [tensor.data[a:b] for a, b in pairwise(bounds)]
+
+
+def _running(sizes: Sequence[int], step: int) -> list[int]:
+    total, sums = 0, []
+    for size in sizes:
+        total += size * step
+        sums.append(total)
+    return sums

@@ -1,0 +1,143 @@
+"""Answers full of vectors, read without reading the numbers."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+
+from proxy.wire.base import MergeMismatch
+
+__all__ = ["Rows", "load_embeddings", "load_reply", "load_rows"]
+
+Rows = list[Any]
+"""One entry per item: an `orjson.Fragment` of its own bytes, or a parsed value."""
+
+
+_MEMBER = b'"embedding"'
+_OPENING = re.compile(rb"\s*:\s*\[")
+_FIRST_ROW = re.compile(rb"\s*\[")
+_NEXT_ROW = re.compile(rb"\s*,\s*\[")
+_END = re.compile(rb"\s*\]")
+
+
+def load_reply(body: bytes) -> dict[str, Any]:
+    """Parse an answer that must be a JSON object. Raises MergeMismatch when it is none."""
+    try:
+        envelope = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise MergeMismatch(f"the answer is not valid JSON: {error}") from None
+    if type(envelope) is not dict:
+        raise MergeMismatch("the answer is not a JSON object")
+    return envelope
+
+
+def load_embeddings(body: bytes) -> dict[str, Any]:
+    """Parse an embeddings answer; every `embedding` that is a list becomes an `orjson.Fragment` of its own bytes.
+
+    A vector holds no brackets, so it ends at the next one. Not turning thousands of numbers into objects and back
+    is an order of magnitude cheaper, and hands each caller exactly the digits that the upstream wrote. Anything
+    that does not fit this picture (vectors of vectors) is parsed in full. Raises MergeMismatch when the answer is
+    no JSON object.
+    """
+    pieces: list[bytes] = []
+    vectors: list[bytes] = []
+    position = 0
+    at = -1
+    while (at := body.find(_MEMBER, max(at + 1, position))) >= 0:
+        opening = _OPENING.match(body, at + len(_MEMBER))
+        if opening is None:
+            continue  # `"object":"embedding"`
+        start = opening.end() - 1
+        end = body.find(b"]", start) + 1
+        if end == 0:
+            return load_reply(body)
+        pieces.append(body[position:start])
+        vectors.append(body[start:end])
+        position = end
+    if not vectors:
+        return load_reply(body)
+    skeleton = b"".join(piece + b"%d" % number for number, piece in enumerate(pieces)) + body[position:]
+    try:
+        envelope = orjson.loads(skeleton)
+    except orjson.JSONDecodeError:
+        return load_reply(body)
+    results = envelope.get("data") if type(envelope) is dict else None
+    if type(results) is not list:
+        return load_reply(body)
+    used = set()
+    for result in results:
+        number = result.get("embedding") if type(result) is dict else None
+        if type(number) is int and 0 <= number < len(vectors):
+            result["embedding"] = orjson.Fragment(vectors[number])
+            used.add(number)
+    return envelope if len(used) == len(vectors) else load_reply(body)
+
+
+def load_rows(body: bytes, member: str | None = None) -> tuple[dict[str, Any], Rows]:
+    """Parse an answer that is a list of rows, or an object whose `member` is one.
+
+    Returns the object without its rows (empty for a bare list) and the rows, which are `orjson.Fragment` where
+    they are flat arrays. Raises MergeMismatch when there is no such list.
+    """
+    start = _find_list(body, member)
+    found = None if start < 0 else _flat_rows(body, start)
+    if found is not None:
+        rows, end = found
+        if member is None and not body[end:].strip():
+            return {}, rows
+        if member is not None:
+            envelope = _without(body, start, end, member)
+            if envelope is not None:
+                return envelope, rows
+    if member is not None:
+        envelope = load_reply(body)
+        return envelope, _as_list(envelope.get(member))
+    try:
+        return {}, _as_list(orjson.loads(body))
+    except orjson.JSONDecodeError as error:
+        raise MergeMismatch(f"the answer is not valid JSON: {error}") from None
+
+
+def _without(body: bytes, start: int, end: int, member: str) -> dict[str, Any] | None:
+    """Parse an object whose list at `start`..`end` is left out; None when that list is not its `member`."""
+    try:
+        envelope = orjson.loads(body[:start] + b"0" + body[end:])
+    except orjson.JSONDecodeError:
+        return None
+    return envelope if type(envelope) is dict and envelope.get(member) == 0 else None
+
+
+def _as_list(value: Any) -> list[Any]:
+    if type(value) is not list:
+        raise MergeMismatch("the answer holds no list of results")
+    return value
+
+
+def _find_list(body: bytes, member: str | None) -> int:
+    """Return where the list of rows opens, -1 when it cannot be told."""
+    if member is None:
+        start = len(body) - len(body.lstrip())
+        return start if body[start : start + 1] == b"[" else -1
+    needle = b'"' + member.encode() + b'"'
+    at = body.find(needle)
+    opening = _OPENING.match(body, at + len(needle)) if at >= 0 else None
+    return opening.end() - 1 if opening else -1
+
+
+def _flat_rows(body: bytes, start: int) -> tuple[Rows, int] | None:
+    """Cut the list that opens at `start` into its rows; None unless every row is an array of plain numbers."""
+    rows: Rows = []
+    opening = _FIRST_ROW.match(body, start + 1)
+    position = start + 1
+    while opening is not None:
+        first = opening.end() - 1
+        last = body.find(b"]", first)
+        if last < 0 or body.find(b"[", first + 1, last) >= 0 or body.find(b'"', first, last) >= 0:
+            return None
+        rows.append(orjson.Fragment(body[first : last + 1]))
+        position = last + 1
+        opening = _NEXT_ROW.match(body, position)
+    closing = _END.match(body, position)
+    return (rows, closing.end()) if closing and rows else None
