@@ -27,7 +27,7 @@ from policies.packing import pack
 from proxy.clock import Clock, Timer
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
-__all__ = ["GATE", "Alone", "Batch", "ClosedBy", "Former", "GateBatcher", "MergeBatcher", "Slots"]
+__all__ = ["GATE", "Batch", "ClosedBy", "Former", "GateBatcher", "MergeBatcher", "Slots"]
 
 GATE: Hashable = ("gate",)
 """The lane of everybody who is not merged."""
@@ -35,12 +35,6 @@ _MAX_SKIP = 8
 _WINDOW_SHARE = 0.5
 """The window may use up at most this share of a request's time to its deadline."""
 _EPSILON_S = 1e-6
-
-
-class Alone:
-    """The key of a lane that nobody else may join."""
-
-    __slots__ = ()
 
 
 class ClosedBy(StrEnum):
@@ -382,7 +376,7 @@ class MergeBatcher:
 
     def _fullness(self, lane: Lane) -> ClosedBy | None:
         """Return which limit `lane` has reached, None when more may join."""
-        if lane.items >= self._controller.setpoints.max_batch_size or isinstance(lane.key, Alone):
+        if lane.items >= self._controller.setpoints.max_batch_size:
             return ClosedBy.FULL
         return ClosedBy.TOKENS if self._max_tokens is not None and lane.tokens >= self._max_tokens else None
 

@@ -9,88 +9,64 @@ from __future__ import annotations
 import asyncio
 import logging
 from itertools import count
-from math import inf
 from os import urandom
 from time import monotonic
-from typing import Any
 
 from aiohttp import web
 
 from controller.observation import Result
-from policies.base import Job
-from proxy.batcher import Alone
-from proxy.headers import RawHeaders, RequestFields
+from proxy.flight import Flight
+from proxy.headers import RequestFields
 from proxy.incoming import Incoming, Limits
 from proxy.lifecycle import Lifecycle
-from proxy.matching import Candidate, RouteTable
+from proxy.matching import RouteTable
 from proxy.merging import outcome_of
-from proxy.outcome import BadInput, ClientGone, Draining, InternalFault, NoRoute, Outcome, Refused, to_reply
-from proxy.pool import Pool
-from proxy.relay import Framing, Relay
-from proxy.reply import SENT_CLOSE, SENT_KEEP, head_bytes
+from proxy.outcome import ClientGone, InternalFault, Refused
+from proxy.reply import SENT_CLOSE, SENT_KEEP
+from proxy.service import Service
 from proxy.ticket import Ticket
-from proxy.turn import Answer, MergeTurn
 from proxy.upstream.errors import UpstreamError
-from proxy.upstream.exchange import Exchange
-from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import BadRequest, Call, Head, WireFormat
-from proxy.wire.registry import detect
 
 __all__ = ["Handler"]
 
 log = logging.getLogger("trimtab.proxy")
 
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
-_DEFAULT_OUTPUT_TOKENS = 256.0
-# Fields that differ between callers without making their requests different.
-_INDIFFERENT = frozenset(
-    {
-        b"accept",
-        b"accept-encoding",
-        b"accept-language",
-        b"baggage",
-        b"content-type",
-        b"cookie2",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-    }
-)
-_INDIFFERENT_PREFIX = b"x-stainless-"
 _ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")
 
 
 class Handler:
-    """Serves requests against one route table, which `pools` swaps atomically."""
+    """Serves requests; what it is called with is aiohttp's, and the answer has been written when it returns."""
+
+    __slots__ = ("_prefix", "_serial", "service")
 
     def __init__(
-        self,
-        table: RouteTable,
-        *,
-        limits: Limits,
-        lifecycle: Lifecycle,
-        trust_headers: bool = True,
+        self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
     ) -> None:
-        self.table = table
-        """The snapshot that requests arriving from now on are served by."""
-        self._limits = limits
-        self._lifecycle = lifecycle
-        self._trust_headers = trust_headers
-        self._loop = asyncio.get_running_loop()
+        self.service = Service(table, limits=limits, lifecycle=lifecycle, trust_headers=trust_headers)
         self._serial = count()
         self._prefix = urandom(4).hex()
 
+    @property
+    def table(self) -> RouteTable:
+        """The routes by which requests that arrive from now on are served."""
+        return self.service.table
+
+    @table.setter
+    def table(self, table: RouteTable) -> None:
+        self.service.table = table
+
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """Serve one request; the answer has been written when this returns."""
+        service = self.service
         transport = request.transport
         if transport is None:
             raise ConnectionResetError("the client left before its request was looked at")
-        incoming = Incoming(request, transport, self._limits)
+        incoming = Incoming(request, transport, service.limits)
         fields = incoming.fields
         ticket = Ticket(self._request_id(fields), monotonic())
-        lifecycle = self._lifecycle
+        lifecycle = service.lifecycle
         lifecycle.entered()
-        flight = _Flight(self, request, incoming, ticket)
+        flight = Flight(service, request, incoming, ticket)
         try:
             incoming.check()
             await flight.serve()
@@ -120,389 +96,3 @@ class Handler:
         if given is not None and len(given) <= 128 and given and _ID_CHARACTERS.issuperset(given):
             return given.decode("ascii")
         return f"{self._prefix}-{next(self._serial):x}"
-
-    @property
-    def draining(self) -> bool:
-        """Whether connections are to be closed after their answer."""
-        return self._lifecycle.draining
-
-    @property
-    def refusing(self) -> bool:
-        """Whether new requests are turned away."""
-        return self._lifecycle.refusing
-
-    @property
-    def ready(self) -> bool:
-        """Whether traffic should be sent here."""
-        return self._lifecycle.ready
-
-    @property
-    def trust_headers(self) -> bool:
-        """Whether callers may choose class and tenant by header."""
-        return self._trust_headers
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The loop this runs in."""
-        return self._loop
-
-
-class _Flight:
-    """One request on its way. Lives as long as the handler's call."""
-
-    __slots__ = ("call", "close", "handler", "incoming", "pool", "request", "started", "ticket", "wire")
-
-    def __init__(self, handler: Handler, request: web.BaseRequest, incoming: Incoming, ticket: Ticket) -> None:
-        self.handler = handler
-        self.request = request
-        self.incoming = incoming
-        self.ticket = ticket
-        self.pool: Pool | None = None
-        self.wire: WireFormat | None = None
-        self.call: Call | None = None
-        self.close = not incoming.keep_alive or handler.draining
-        """Whether the client's connection ends with this answer."""
-        self.started = False
-        """Whether any byte of an answer has been written."""
-
-    # -- the way up ----------------------------------------------------------------------------------------
-
-    async def serve(self) -> None:
-        """Find the pool, wait for a turn, and relay the answer. Raises Refused and UpstreamError."""
-        incoming, handler = self.incoming, self.handler
-        path = incoming.target.partition("?")[0]
-        if "%" in path:
-            path = incoming.path
-        if path in _OWN and incoming.method in ("GET", "HEAD"):
-            self._own(path)
-            return
-        candidates = handler.table.candidates(incoming.method, path)
-        if not candidates:
-            self.wire = detect(incoming.method, path).wire
-            raise Refused(NoRoute())
-        candidate = candidates[0]
-        self.wire = candidate.wire
-        self.ticket.route = candidate.route.name
-        if handler.refusing:
-            raise Refused(Draining())
-        if candidate.route.inspect:
-            candidate = await self._inspect(candidates, candidate, path)
-        else:
-            candidate = handler.table.choose(candidates, "") or candidate
-        self.pool = candidate.pool
-        self._classify(candidate.pool)
-        if candidate.route.inspect and self.call is not None and candidate.pool.mergeable(self.call):
-            await self._merged(candidate.pool)
-        elif candidate.route.queued:
-            await self._gated(candidate.pool)
-        else:
-            await self._relayed(candidate.pool)
-
-    async def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> Candidate:
-        """Read and parse the body, and choose the pool by the model that it names."""
-        incoming = self.incoming
-        body = await incoming.body()
-        head = Head(incoming.method, path, incoming.target, incoming.fields.forwarded)
-        try:
-            call = candidate.wire.parse(candidate.route, head, body)
-        except BadRequest as error:
-            self.pool = candidate.pool
-            raise Refused(BadInput(error.message, error.param, error.code or "bad_request")) from None
-        self.call = self.ticket.call = call
-        self.ticket.prompt_tokens = call.prompt_tokens
-        chosen = self.handler.table.choose(candidates, call.model)
-        if chosen is None:
-            raise Refused(NoRoute(call.model))
-        return chosen
-
-    def _classify(self, pool: Pool) -> None:
-        """Fill in the class, the tenant and the job that the queue orders by."""
-        ticket, fields, config = self.ticket, self.incoming.fields, pool.config
-        klass = config.default_class
-        if self.handler.trust_headers:
-            wanted = fields.text(b"x-trimtab-class")
-            if wanted is not None and wanted in config.classes:
-                klass = wanted
-            ticket.tenant = (fields.text(b"x-trimtab-tenant") or "")[:128]
-        ticket.klass = klass
-
-    def _deadline(self, pool: Pool) -> float | None:
-        """Return when the answer is worthless, by the caller, else by the class, else by the promise."""
-        timeout_ms = self.incoming.fields.positive_number(b"x-trimtab-timeout-ms")
-        if timeout_ms is not None:
-            return self.ticket.arrival + timeout_ms / 1000.0
-        class_ms = pool.config.classes[self.ticket.klass].deadline_ms
-        if class_ms is not None:
-            return self.ticket.arrival + class_ms / 1000.0
-        promised = pool.controller.slo.deadline_s
-        return None if promised is None else self.ticket.arrival + promised
-
-    def _until(self, pool: Pool) -> float:
-        """Return when patience with the whole request ends."""
-        total_s = pool.config.timeouts.total_ms / 1000.0
-        timeout_ms = self.incoming.fields.positive_number(b"x-trimtab-timeout-ms")
-        if timeout_ms is not None:
-            total_s = min(total_s, timeout_ms / 1000.0)
-        return self.ticket.arrival + total_s
-
-    def _job(self, pool: Pool) -> tuple[Job, float, float]:
-        """Return the job, its predicted work in tokens, and when it gives up waiting."""
-        ticket, call, config = self.ticket, self.call, pool.config
-        deadline = self._deadline(pool)
-        job = Job(
-            ticket.id,
-            ticket.arrival,
-            config.classes[ticket.klass].slack_ms / 1000.0,
-            ticket.tenant,
-            1.0,
-            call.prompt_tokens if call is not None else 0,
-            None,
-            None,
-            deadline,
-            call.max_tokens if call is not None else None,
-        )
-        ticket.job = job
-        tokens = float(job.prompt_tokens)
-        if call is not None and call.route.generates:
-            tokens += min(_DEFAULT_OUTPUT_TOKENS, job.max_tokens or inf)
-        give_up = ticket.arrival + config.queue.max_wait_ms / 1000.0
-        return job, tokens, give_up if deadline is None else min(give_up, deadline)
-
-    async def _gated(self, pool: Pool) -> None:
-        """Wait for a slot, then call and relay."""
-        _, tokens, give_up = self._job(pool)
-        express = pool.config.classes[self.ticket.klass].express
-        outgoing = self._outgoing(pool)
-        lease = await pool.enter(self.ticket, tokens, express=express, deadline=give_up)
-        try:
-            await self._call(pool, lease, outgoing)
-        finally:
-            lease.release()
-
-    async def _relayed(self, pool: Pool) -> None:
-        """Call and relay without waiting for a slot."""
-        lease = pool.unqueued()
-        self.ticket.dispatched = monotonic()
-        self.ticket.generation = pool.controller.setpoints.generation
-        try:
-            await self._call(pool, lease, self._outgoing(pool))
-        finally:
-            lease.release()
-
-    async def _merged(self, pool: Pool) -> None:
-        """Wait for a part of a merged answer and write it."""
-        call, wire = self.call, self.wire
-        assert call is not None
-        assert wire is not None
-        job, tokens, give_up = self._job(pool)
-        turn = MergeTurn(
-            self.handler.loop,
-            self.ticket,
-            job,
-            call,
-            self._outgoing(pool),
-            wire,
-            until=self._until(pool),
-            tokens=tokens,
-            express=pool.config.classes[self.ticket.klass].express,
-            deadline=give_up,
-        )
-        answer = await pool.merged(turn, self._merge_key(call))
-        self._write_answer(answer, answer.body, len(answer.body))
-
-    def _merge_key(self, call: Call) -> Any:
-        """Return what must be equal for two requests to share a call: the key of the format, and the fields."""
-        fields = self.incoming.fields
-        own = [
-            field
-            for field in fields.forwarded
-            if (name := field[0].lower()) not in _INDIFFERENT and not name.startswith(_INDIFFERENT_PREFIX)
-        ]
-        return call.compat_key, fields.get(b"authorization"), self.ticket.tenant, tuple(own)
-
-    def _outgoing(self, pool: Pool) -> Outgoing:
-        """Describe the upstream call."""
-        incoming, call = self.incoming, self.call
-        fields = incoming.fields
-        lines = fields.next_hop(peer=incoming.peer, scheme=incoming.scheme, request_id=self.ticket.id)
-        slack_ms = pool.config.classes[self.ticket.klass].slack_ms
-        if call is not None and slack_ms:
-            lines.append(b"X-Trimtab-Class-Slack-Ms: %d\r\n" % slack_ms)
-        outgoing = Outgoing(
-            incoming.method.encode("ascii"),
-            incoming.target.encode("utf-8", "surrogateescape"),
-            lines,
-            authorization=fields.get(b"authorization"),
-            replayable=True,
-        )
-        if call is not None:
-            outgoing.body = call.body
-            outgoing.is_json = True
-        elif incoming.complete:
-            outgoing.body = incoming.body_now()
-            outgoing.replayable = incoming.method in _IDEMPOTENT
-        else:
-            outgoing.upload = incoming.upload
-            outgoing.length = incoming.length
-            outgoing.expects_continue = incoming.expects_continue
-            outgoing.replayable = False
-        return outgoing
-
-    # -- the way down --------------------------------------------------------------------------------------
-
-    async def _call(self, pool: Pool, lease: Any, outgoing: Outgoing) -> None:
-        """Call the upstream and relay what it answers. Raises UpstreamError only before the first byte."""
-        ticket = self.ticket
-        exchange = await pool.group.call(lease, outgoing, total_deadline=self._until(pool))
-        try:
-            ticket.upstream = lease.endpoint.name
-            if exchange.ended:
-                body = exchange.take()
-                fields = exchange.fields
-                answer = Answer(exchange.status, exchange.reason, fields.fields, body, fields.has_request_id)
-                length = fields.content_length if exchange.bodiless else len(body)
-                self._tap(exchange.fields.content_type)
-                if ticket.tap is not None:
-                    ticket.tap.feed(body)
-                ticket.streamed = self.call is not None and self.call.stream and exchange.fields.is_event_stream
-                self._write_answer(answer, body, length)
-            else:
-                await self._stream(pool, lease.endpoint, exchange)
-        finally:
-            exchange.abort()
-
-    async def _stream(self, pool: Pool, endpoint: Any, exchange: Exchange) -> None:
-        """Relay an answer whose end has not come yet."""
-        ticket, incoming, fields = self.ticket, self.incoming, exchange.fields
-        if exchange.bodiless or fields.content_length is not None:
-            framing = Framing.LENGTH
-        elif incoming.http11:
-            framing = Framing.CHUNKED
-        else:
-            framing = Framing.CLOSE
-            self.close = True
-        self._tap(fields.content_type)
-        ticket.streamed = self.call is not None and self.call.stream and fields.is_event_stream
-        is_events = fields.is_event_stream
-        relay = Relay(
-            self.handler.loop,
-            self.request.protocol,
-            incoming.transport,
-            framing,
-            ticket.tap,
-            self._error_frame if is_events else None,
-        )
-        self._write_head(
-            exchange.status,
-            exchange.reason,
-            fields.fields,
-            length=fields.content_length,
-            chunked=framing == Framing.CHUNKED,
-            known_id=fields.has_request_id,
-        )
-        ticket.ended(_result_of(exchange.status), exchange.status)
-        try:
-            data = exchange.take()
-            if data:
-                relay.piece(data)
-            exchange.attach(relay)
-            await relay.finish(exchange, self.request.writer.drain)
-        finally:
-            ticket.first_byte, ticket.last_byte = relay.first_byte, relay.last_byte
-            if not relay.done:
-                ticket.result = Result.CANCELLED
-        if relay.broken:
-            self.close = True
-            error = exchange.error
-            ticket.result = Result.TIMEOUT if error is not None and error.is_timeout else Result.FAILED
-            if exchange.fault is None:
-                pool.group.broke(endpoint)
-
-    def _tap(self, content_type: bytes) -> None:
-        if self.call is not None and self.wire is not None:
-            self.ticket.tap = self.wire.tap(self.call, content_type.decode("latin-1"))
-
-    def _error_frame(self, exchange: Exchange) -> bytes:
-        """Return what tells the reader of a half-sent stream that it broke."""
-        assert self.wire is not None
-        outcome = outcome_of(exchange.error) if exchange.error is not None else None
-        if outcome is None:
-            return self.wire.stream_error("upstream_error", "The inference server broke off its answer.")
-        return self.wire.stream_error(outcome.reason, outcome.message)
-
-    def _write_answer(self, answer: Answer, body: bytes, length: int | None) -> None:
-        """Write a whole answer at once."""
-        status = answer.status
-        if status == 204 or (status == 304 and not body):
-            length, body = None, b""
-        self._write_head(
-            status, answer.reason, answer.fields, length=length, known_id=answer.request_id_known, body=body
-        )
-        now = monotonic()
-        self.ticket.first_byte = self.ticket.last_byte = now
-        self.ticket.ended(_result_of(status), status)
-
-    def _write_head(
-        self,
-        status: int,
-        reason: bytes,
-        fields: RawHeaders,
-        *,
-        length: int | None,
-        chunked: bool = False,
-        known_id: bool = False,
-        body: bytes = b"",
-    ) -> None:
-        ticket = self.ticket
-        extra = [] if known_id else [b"X-Request-Id: %b\r\n" % ticket.id.encode("ascii")]
-        if ticket.job is not None and ticket.dispatched is not None:
-            extra.append(b"X-Trimtab-Queue-Ms: %.1f\r\n" % (1000.0 * (ticket.dispatched - ticket.arrival)))
-        head = head_bytes(status, reason, fields, length=length, chunked=chunked, close=self.close, extra=extra)
-        self.started = True
-        self.incoming.transport.write(head + body if len(body) < 65536 else head)
-        if len(body) >= 65536:
-            self.incoming.transport.write(body)
-
-    def _own(self, path: str) -> None:
-        """Answer the probes of whoever runs us."""
-        ready = path != "/readyz" or self.handler.ready
-        body = b"ok\n" if ready else b"draining\n"
-        self.ticket.route = path[1:]
-        head = self.incoming.method == "HEAD"
-        self._write_answer(
-            Answer(200 if ready else 503, b"", [(b"Content-Type", b"text/plain")], b"" if head else body),
-            b"" if head else body,
-            len(body),
-        )
-
-    def refuse(self, outcome: Outcome) -> None:
-        """Answer with an outcome, or break off when an answer has begun."""
-        ticket, transport = self.ticket, self.incoming.transport
-        if self.started:
-            self.close = True
-            transport.abort()
-            ticket.result = outcome.result
-            return
-        ticket.ended(outcome.result, outcome.status)
-        if transport.is_closing():
-            return
-        wire = self.wire or detect("GET", "/").wire
-        status, fields, body = to_reply(outcome, wire, ticket.id)
-        if not self.incoming.complete:
-            self.close = True
-        head = self.incoming.method == "HEAD"
-        self._write_head(status, b"", fields, length=len(body), known_id=True, body=b"" if head else body)
-        if self.pool is not None and outcome.result in (Result.REFUSED, Result.SHED) and outcome.status >= 429:
-            self.pool.hooks.shed(self.pool.name, outcome.reason)
-
-    def observe(self) -> None:
-        """Let the pool sum the request up; the probes of whoever runs us are not traffic."""
-        if self.pool is not None:
-            self.pool.finished(self.ticket)
-
-
-_OWN = frozenset({"/healthz", "/readyz"})
-
-
-def _result_of(status: int) -> Result:
-    return Result.OK if status < 400 else Result.FAILED

@@ -66,9 +66,6 @@ class Pool:
         self.config = config
         self.controller = controller or controller_for(config, now)
         self.hooks: Hooks = hooks or NullHooks()
-        self.any_model = "*" in config.match.models
-        self.merges = config.dispatch in ("merge", "auto")
-        self._merge_generating = config.dispatch == "merge"
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
@@ -97,6 +94,19 @@ class Pool:
         self._slot_count = max(1, len(self.group.endpoints) * config.depth)
         self._items_inflight = 0
         self.draining = False
+
+    @property
+    def config(self) -> PoolConfig:
+        """The snapshot it runs on. May be replaced by one that needs no new upstreams, queue or policy."""
+        return self._config
+
+    @config.setter
+    def config(self, config: PoolConfig) -> None:
+        self._config = config
+        self.any_model = "*" in config.match.models
+        """Whether it takes requests whatever model they name."""
+        self.merges = config.dispatch in ("merge", "auto")
+        self._merge_generating = config.dispatch == "merge"
 
     # -- what is going on ----------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from proxy.headers import RawHeaders, lines_of
 from proxy.upstream.exchange import Exchange
 from proxy.wire.base import Tap
 
-__all__ = ["Client", "Framing", "Relay"]
+__all__ = ["Client", "Framing", "Relay", "chunked_body"]
 
 
 class Client(Protocol):
@@ -138,6 +138,11 @@ class Relay:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def chunked_body(body: bytes, trailers: RawHeaders) -> bytes:
+    """Return a whole body in chunked framing."""
+    return (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + _last_chunk(trailers)
 
 
 def _last_chunk(trailers: RawHeaders) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from typing import Any
 
@@ -144,6 +145,12 @@ class DataServer:
             self._server, host, port, backlog=backlog, reuse_port=reuse_port or None, ssl=tls
         )
         self.port = self._listening.sockets[0].getsockname()[1]
+
+    async def start_on(self, sock: socket.socket, *, backlog: int = 1024, tls: ssl.SSLContext | None = None) -> None:
+        """Listen on a socket that was bound beforehand."""
+        loop = asyncio.get_running_loop()
+        self._listening = await loop.create_server(self._server, sock=sock, backlog=backlog, ssl=tls)
+        self.port = sock.getsockname()[1]
 
     async def stop(self, *, patience_s: float = 0.0) -> None:
         """Stop listening; close idle connections now, and the others after `patience_s`."""

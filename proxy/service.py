@@ -1,0 +1,27 @@
+"""What every request shares: the routes in force, the limits, and the stage of life."""
+
+from __future__ import annotations
+
+import asyncio
+
+from proxy.incoming import Limits
+from proxy.lifecycle import Lifecycle
+from proxy.matching import RouteTable
+
+__all__ = ["Service"]
+
+
+class Service:
+    """Requests take `table` when they arrive and keep what they took, so it may be swapped at any time."""
+
+    __slots__ = ("lifecycle", "limits", "loop", "table", "trust_headers")
+
+    def __init__(
+        self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
+    ) -> None:
+        self.table = table
+        self.limits = limits
+        self.lifecycle = lifecycle
+        self.trust_headers = trust_headers
+        """Whether callers may choose class and tenant by header."""
+        self.loop = asyncio.get_running_loop()

@@ -1,0 +1,436 @@
+"""A fault-injecting inference server of our own: OpenAI's API, and every way to fail that tests need.
+
+    python -m tests.support.mock_upstream --port 9000
+
+How a request is treated is said by its own `x-mock` header, a JSON object (`Behaviour` lists the keys), or for
+all requests that bring none by `MockUpstream.default`. What was seen is in `MockUpstream.seen`.
+
+It speaks HTTP by hand over asyncio streams, because a server library would not let itself be made to break rules.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+__all__ = ["Behaviour", "MockUpstream", "Seen", "chat_stream"]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """What to do with one request. Times are seconds."""
+
+    delay: float = 0.0
+    """Before the head of the answer."""
+    gap: float = 0.0
+    """Between the events of a stream."""
+    tokens: int = 4
+    """Events of a stream, tokens of an answer."""
+    status: int = 200
+    headers: list[list[str]] = field(default_factory=list)
+    """Added to the answer's head."""
+    retry_after: str | None = None
+    cut_at: int | None = None
+    """Break off after so many bytes of the body as written, framing included."""
+    reset: bool = False
+    """Whether breaking off is a reset rather than a plain close."""
+    stall_at: int | None = None
+    """Say nothing more after so many bytes of the body."""
+    reset_before_head: bool = False
+    close_before_head: bool = False
+    garbage: bool = False
+    """Answer with something that is no HTTP."""
+    hang: bool = False
+    """Never answer."""
+    framing: str = "auto"
+    """length, chunked, close, or auto: chunked for streams, length for the rest."""
+    shuffle: bool = False
+    """Results of a list in another order, `index` telling which is which."""
+    results: int | None = None
+    """So many results, whatever was asked for."""
+    poison: list[str] = field(default_factory=list)
+    """Inputs that make the whole call fail, with status `poison_status`."""
+    poison_status: int = 400
+    close: bool = False
+    """Say `Connection: close`."""
+    drop_idle: bool = False
+    """Close the connection right after the answer, without having said so."""
+    body: str | None = None
+    """Answer with exactly this body."""
+    encoding: str | None = None
+    """Content-Encoding to claim for it."""
+    echo: bool = False
+    """Answer with the request's own body."""
+    interim: int | None = None
+    """Send this 1xx status first."""
+    trailers: list[list[str]] = field(default_factory=list)
+    answer_early: bool = False
+    """Answer before the request's body has been read."""
+    gate: str | None = None
+    """Wait for `MockUpstream.open(name)` before the head."""
+
+
+@dataclass
+class Seen:
+    """One request as it arrived."""
+
+    method: str
+    target: str
+    headers: list[tuple[str, str]]
+    body: bytes = b""
+    connection: int = 0
+    at: float = 0.0
+    aborted_at: float | None = None
+    """When the other side closed before the answer was complete (monotonic)."""
+    finished: bool = False
+    continued: bool = False
+
+    def header(self, name: str) -> str | None:
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+    def all(self, name: str) -> list[str]:
+        return [value for key, value in self.headers if key.lower() == name.lower()]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+_NAMES = {f.name for f in fields(Behaviour)}
+
+
+class MockUpstream:
+    """Start it, point a proxy at `url`, look at `seen`."""
+
+    def __init__(self, default: Behaviour | None = None) -> None:
+        self.default = default or Behaviour()
+        self.seen: list[Seen] = []
+        self.connections = 0
+        self.open_connections = 0
+        self.inflight = 0
+        self.max_inflight = 0
+        self.port = 0
+        self._server: asyncio.Server | None = None
+        self._gates: dict[str, asyncio.Event] = {}
+        self._changed = asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def start(self, port: int = 0) -> MockUpstream:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 20, backlog=4096)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in tuple(self._tasks):
+            task.cancel()
+        for writer in tuple(self._writers):
+            writer.transport.abort()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> MockUpstream:
+        return await self.start()
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    def open(self, gate: str) -> None:
+        """Let those through that wait at `gate`, now and from now on."""
+        self._gates.setdefault(gate, asyncio.Event()).set()
+
+    def close_idle(self) -> None:
+        """Close every connection, as a server does whose keep-alive ran out."""
+        for writer in tuple(self._writers):
+            writer.transport.close()
+
+    async def until(self, condition: Callable[[], bool], timeout: float = 5.0) -> None:
+        """Wait for `condition`, looking whenever something has happened here."""
+        async with asyncio.timeout(timeout):
+            while not condition():
+                self._changed.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._changed.wait(), 0.02)
+
+    # -- one connection ------------------------------------------------------------------------------------
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self._writers.add(writer)
+        self.connections += 1
+        self.open_connections += 1
+        number = self.connections
+        try:
+            while await self._one(reader, writer, number):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+            self.open_connections -= 1
+            self._writers.discard(writer)
+            self._tasks.discard(task)
+            self._changed.set()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, number: int) -> bool:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.IncompleteReadError:
+            return False
+        lines = head[:-4].decode("latin-1").split("\r\n")
+        method, target, _ = lines[0].split(" ", 2)
+        headers = [(k, v.strip()) for k, _, v in (line.partition(":") for line in lines[1:])]
+        seen = Seen(method, target, headers, connection=number, at=time.monotonic())
+        mock = seen.header("x-mock")
+        behaviour = replace(self.default, **_known(json.loads(mock))) if mock else self.default
+        self.seen.append(seen)
+        self._changed.set()
+        if (seen.header("upgrade") or "").lower() == "websocket":
+            await self._tunnel(reader, writer)
+            return False
+        if seen.header("expect") == "100-continue" and not behaviour.answer_early:
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            seen.continued = True
+        if not behaviour.answer_early:
+            seen.body = await _read_body(reader, seen)
+            self._changed.set()
+        self.inflight += 1
+        self.max_inflight = max(self.max_inflight, self.inflight)
+        watch = asyncio.create_task(self._watch(reader, behaviour.answer_early))
+        answer = asyncio.create_task(self._answer(writer, seen, behaviour))
+        try:
+            await asyncio.wait((watch, answer), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                answer.cancel()
+                seen.aborted_at = time.monotonic()
+                return False
+            return answer.result() and not behaviour.answer_early
+        finally:
+            self.inflight -= 1
+            watch.cancel()
+            answer.cancel()
+            await asyncio.gather(watch, answer, return_exceptions=True)
+            self._changed.set()
+
+    async def _watch(self, reader: asyncio.StreamReader, early: bool) -> None:
+        """Return when the other side goes away while it is owed an answer."""
+        if early:
+            await asyncio.Event().wait()
+        with contextlib.suppress(ConnectionError):
+            data = await reader.read(1)
+            assert not data, "a proxy must not pipeline"
+
+    async def _tunnel(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Switch protocols and echo whatever comes."""
+        writer.write(
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+            b"Sec-WebSocket-Accept: mock\r\n\r\nhello"
+        )
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+
+    # -- one answer ----------------------------------------------------------------------------------------
+
+    async def _answer(self, writer: asyncio.StreamWriter, seen: Seen, how: Behaviour) -> bool:
+        if how.gate is not None:
+            await self._gates.setdefault(how.gate, asyncio.Event()).wait()
+        if how.delay:
+            await asyncio.sleep(how.delay)
+        if how.hang:
+            await asyncio.Event().wait()
+        if how.reset_before_head:
+            writer.transport.abort()
+            return False
+        if how.close_before_head:
+            return False
+        if how.garbage:
+            writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
+            return False
+        if how.interim is not None:
+            writer.write(b"HTTP/1.1 %d Interim\r\nLink: </x>\r\n\r\n" % how.interim)
+        status, kind, pieces = self._content(seen, how)
+        framing = how.framing
+        if framing == "auto":
+            framing = "chunked" if len(pieces) > 1 else "length"
+        head = [f"HTTP/1.1 {status} {'OK' if status == 200 else 'Mock'}", f"Content-Type: {kind}"]
+        head += [f"{name}: {value}" for name, value in how.headers]
+        if how.retry_after is not None:
+            head.append(f"Retry-After: {how.retry_after}")
+        if how.encoding is not None:
+            head.append(f"Content-Encoding: {how.encoding}")
+        if framing == "length":
+            head.append(f"Content-Length: {sum(map(len, pieces))}")
+        elif framing == "chunked":
+            head.append("Transfer-Encoding: chunked")
+        if how.close or framing == "close":
+            head.append("Connection: close")
+        writer.write(("\r\n".join(head) + "\r\n\r\n").encode("latin-1"))
+        if seen.method == "HEAD" or status in (204, 304):
+            pieces = []
+            framing = "length"
+        done = await self._write(writer, pieces, framing, how)
+        seen.finished = done
+        await writer.drain()
+        return done and framing != "close" and not how.close and not how.drop_idle
+
+    async def _write(self, writer: asyncio.StreamWriter, pieces: list[bytes], framing: str, how: Behaviour) -> bool:
+        written = 0
+        if framing == "chunked":
+            trailers = b"".join(f"{k}: {v}\r\n".encode() for k, v in how.trailers)
+            encoded = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces]
+            encoded.append(b"0\r\n%b\r\n" % trailers)
+        else:
+            encoded = list(pieces)
+        for position, data in enumerate(encoded):
+            if position and how.gap and position < len(pieces):
+                await asyncio.sleep(how.gap)
+            if how.cut_at is not None and written + len(data) > how.cut_at:
+                writer.write(data[: how.cut_at - written])
+                await writer.drain()
+                if how.reset:
+                    writer.transport.abort()
+                return False
+            if how.stall_at is not None and written + len(data) > how.stall_at:
+                writer.write(data[: how.stall_at - written])
+                await asyncio.Event().wait()
+            writer.write(data)
+            written += len(data)
+            await writer.drain()
+        return True
+
+    def _content(self, seen: Seen, how: Behaviour) -> tuple[int, str, list[bytes]]:
+        """Return status, content type and the pieces of the body."""
+        if how.echo:
+            return how.status, seen.header("content-type") or "application/octet-stream", [seen.body]
+        if how.body is not None:
+            return how.status, "application/json", [how.body.encode()]
+        path = seen.target.partition("?")[0]
+        if how.status != 200:
+            return how.status, "application/json", [_error(f"mock says {how.status}")]
+        if path.endswith("/models"):
+            return 200, "application/json", [b'{"object":"list","data":[{"id":"mock","object":"model"}]}']
+        if path.endswith(("/health", "/v1/health")):
+            return 200, "text/plain", [b"ok"]
+        if seen.method != "POST":
+            return 200, "text/plain", [f"{seen.method} {seen.target}".encode()]
+        try:
+            payload = json.loads(seen.body or b"{}")
+        except ValueError:
+            return 200, "application/octet-stream", [seen.body]
+        if path.endswith("/chat/completions"):
+            if payload.get("stream"):
+                usage = bool((payload.get("stream_options") or {}).get("include_usage"))
+                return 200, "text/event-stream; charset=utf-8", chat_stream(how.tokens, usage=usage)
+            return 200, "application/json", [_chat(how.tokens)]
+        if path.endswith("/embeddings"):
+            return self._list(payload.get("input"), how, _embedding, "data")
+        if path.endswith("/completions"):
+            return self._list(payload.get("prompt"), how, _choice, "choices")
+        return 200, "application/json", [json.dumps({"path": path, "got": len(seen.body)}).encode()]
+
+    def _list(
+        self, given: Any, how: Behaviour, make: Callable[[int, Any], dict[str, Any]], name: str
+    ) -> tuple[int, str, list[bytes]]:
+        values = given if isinstance(given, list) and not all(isinstance(v, int) for v in given) else [given]
+        if any(value in how.poison for value in values if isinstance(value, str)):
+            return how.poison_status, "application/json", [_error("poisoned input")]
+        results = [make(index, value) for index, value in enumerate(values)]
+        if how.results is not None:
+            results = (results * (how.results + 1))[: how.results]
+        if how.shuffle:
+            results = results[1::2] + results[::2]
+        tokens = sum(len(str(value)) for value in values)
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        return 200, "application/json", [json.dumps({"object": "list", name: results, "usage": usage}).encode()]
+
+
+def chat_stream(tokens: int, *, usage: bool = False) -> list[bytes]:
+    """Return the events of a chat stream, `[DONE]` included."""
+    events = []
+    for index in range(tokens):
+        finish = "stop" if index == tokens - 1 else None
+        choice = {"index": 0, "delta": {"content": f" täg-{index} 漢字 🙂"}, "finish_reason": finish}
+        chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "mock", "choices": [choice]}
+        events.append(b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n")
+    if usage:
+        counts = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
+        chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts}
+        events.append(b"data: " + json.dumps(chunk).encode() + b"\n\n")
+    events.append(b"data: [DONE]\n\n")
+    return events
+
+
+def _chat(tokens: int) -> bytes:
+    message = {"role": "assistant", "content": "x " * tokens}
+    usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
+    choice = {"index": 0, "message": message, "finish_reason": "stop"}
+    return json.dumps(
+        {"id": "chatcmpl-1", "object": "chat.completion", "model": "mock", "choices": [choice], "usage": usage}
+    ).encode()
+
+
+def _embedding(index: int, value: Any) -> dict[str, Any]:
+    """The vector tells which input it belongs to."""
+    return {"object": "embedding", "index": index, "embedding": [float(len(str(value))), float(_number(value))]}
+
+
+def _choice(index: int, value: Any) -> dict[str, Any]:
+    return {"index": index, "text": f"answer to {value}", "finish_reason": "length"}
+
+
+def _number(value: Any) -> int:
+    digits = "".join(c for c in str(value) if c.isdigit())
+    return int(digits or 0) % 1_000_003
+
+
+def _error(message: str) -> bytes:
+    return json.dumps({"error": {"message": message, "type": "mock_error"}}).encode()
+
+
+def _known(given: dict[str, Any]) -> dict[str, Any]:
+    unknown = given.keys() - _NAMES
+    if unknown:
+        raise ValueError(f"unknown behaviour {sorted(unknown)}; known are {sorted(_NAMES)}")
+    return given
+
+
+async def _read_body(reader: asyncio.StreamReader, seen: Seen) -> bytes:
+    if (seen.header("transfer-encoding") or "").lower() == "chunked":
+        pieces = []
+        while True:
+            size = int((await reader.readline()).split(b";")[0], 16)
+            if size == 0:
+                while (await reader.readline()) not in (b"\r\n", b""):
+                    pass
+                return b"".join(pieces)
+            pieces.append(await reader.readexactly(size))
+            await reader.readexactly(2)
+    length = seen.header("content-length")
+    return await reader.readexactly(int(length)) if length else b""
+
+
+async def _main(port: int) -> None:
+    mock = await MockUpstream().start(port)
+    print(f"mock upstream on {mock.url}; Ctrl-C stops it", flush=True)
+    await asyncio.Event().wait()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--port", type=int, default=9000)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(_main(parser.parse_args().port))

@@ -1,0 +1,123 @@
+"""A whole data plane in the test's own event loop, over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from controller.loop import PoolController
+from controller.observation import Observation
+from proxy.clock import LoopClock
+from proxy.config.model import Config
+from proxy.handler import Handler
+from proxy.incoming import Limits
+from proxy.lifecycle import Lifecycle
+from proxy.matching import RouteTable
+from proxy.pool import Pool
+from proxy.server import DataServer, ServerLimits
+
+__all__ = ["Counts", "Stack"]
+
+
+class Counts:
+    """Hooks that remember everything."""
+
+    def __init__(self) -> None:
+        self.finished: list[tuple[Observation, str, int]] = []
+        self.sheds: list[tuple[str, str]] = []
+        self.batches: list[tuple[int, str]] = []
+        self.retries = 0
+
+    def request_finished(self, obs: Observation, route: str, code: int) -> None:
+        self.finished.append((obs, route, code))
+
+    def shed(self, pool: str, reason: str) -> None:
+        self.sheds.append((pool, reason))
+
+    def batch_dispatched(self, pool: str, size: int, closed_by: str) -> None:
+        self.batches.append((size, str(closed_by)))
+
+    def retried(self, pool: str) -> None:
+        self.retries += 1
+
+
+class Stack:
+    """`async with Stack(upstream.url) as stack:` gives a proxy on `stack.port`.
+
+    Keyword arguments are the configuration's own keys; a test that names none gets no batching window.
+    """
+
+    def __init__(
+        self,
+        *upstreams: str,
+        controllers: Sequence[PoolController] = (),
+        server_limits: ServerLimits | None = None,
+        limits: Limits | None = None,
+        **config: Any,
+    ) -> None:
+        if upstreams:
+            config["upstreams"] = list(upstreams)
+        if "pools" not in config:
+            config.setdefault("setpoints", {"window_ms": 0, "max_batch_size": 64})
+        self.config = Config.model_validate(config)
+        self.counts = Counts()
+        self.lifecycle = Lifecycle()
+        self.pools: list[Pool] = []
+        self._controllers = list(controllers)
+        self._server_limits = server_limits
+        self._limits = limits
+
+    @property
+    def pool(self) -> Pool:
+        return self.pools[0]
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def __aenter__(self) -> Stack:
+        clock = LoopClock(asyncio.get_running_loop())
+        for index, config in enumerate(self.config.pools):
+            controller = self._controllers[index] if index < len(self._controllers) else None
+            self.pools.append(Pool(config, clock=clock, hooks=self.counts, controller=controller))
+        self.handler = Handler(
+            RouteTable(self.pools),
+            limits=self._limits or Limits(),
+            lifecycle=self.lifecycle,
+            trust_headers=self.config.trust_headers,
+        )
+        self.server = DataServer(self.handler, self._server_limits)
+        await self.server.start("127.0.0.1", 0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.server.stop()
+        for pool in self.pools:
+            pool.abort()
+
+    async def settled(self, timeout: float = 5.0) -> None:
+        """Wait until nothing is under way, and check that nothing was left behind."""
+        async with asyncio.timeout(timeout):
+            while self.lifecycle.inside or any(pool.busy for pool in self.pools):
+                await asyncio.sleep(0.001)
+        self.check_clean()
+
+    def check_clean(self) -> None:
+        """Nothing queued, in flight or leased."""
+        for pool in self.pools:
+            stats = pool.stats()
+            assert stats["queue"]["requests"] == 0, stats
+            assert stats["queue"]["items"] == 0, stats
+            assert stats["queue"]["tokens"] == 0, stats
+            assert stats["inflight"] == 0, stats
+            assert stats["inflight_calls"] == 0, stats
+            assert stats["leases"] == 0, stats
+            assert pool.gate.inflight == 0
+            for upstream in stats["upstreams"]:
+                assert upstream["inflight"] == 0, stats
+                assert upstream["work_tokens"] == 0, stats
