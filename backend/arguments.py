@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, get_args
 
 from backend.api.service import Pooling
 from backend.engine.errors import EngineError
-from backend.engine.options import EngineOptions
+from backend.engine.options import Admission, EngineOptions
 from backend.models.errors import ModelError
 from backend.weights.locate import DEMO, locate_model
 from policies.registry import policy_names
@@ -127,6 +127,12 @@ def _parser() -> _Parser:
     )
     engine.add_argument("--max-waiting", type=_whole(1), default=defaults.max_waiting, help="requests that may wait")
     engine.add_argument("--policy", choices=policy_names(), default=defaults.policy, help="who goes next")
+    engine.add_argument(
+        "--admission",
+        choices=get_args(Admission),
+        default=defaults.admission,
+        help="room a newcomer's output must find",
+    )
     engine.add_argument("--no-mix", action="store_true", help="keep prefill and decode in separate steps")
     engine.add_argument("--no-prefix-cache", action="store_true", help="share no KV between requests")
     return parser
@@ -156,6 +162,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
             max_model_len=given.max_model_len,
             max_waiting=given.max_waiting,
             policy=given.policy,
+            admission=given.admission,
             mix=not given.no_mix,
             prefix_cache=not given.no_prefix_cache,
         )

@@ -119,11 +119,15 @@ async def _load(arguments: Arguments, executor: ThreadPoolExecutor) -> tuple[Eng
                 pooling=arguments.pooling,
             ),
         )
-        sequences = arguments.engine.max_num_seqs + arguments.engine.max_waiting
+        limits = Limits(
+            max_n=min(arguments.max_n, engine.info.max_num_seqs),
+            max_sequences=arguments.engine.max_num_seqs + arguments.engine.max_waiting,
+            write_stall_s=arguments.write_stall_s,
+        )
         service = Service(
             engine,
             model,
-            limits=Limits(max_n=arguments.max_n, max_sequences=sequences, write_stall_s=arguments.write_stall_s),
+            limits=limits,
             metrics=Metrics(model.names[0]),
             executor=executor,
             clock=time.monotonic,

@@ -67,6 +67,11 @@ class EngineCollector(Collector):
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", numbers.prefix_queries),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", numbers.prefix_hits),
             ("trimtab_worker_steps", "Engine steps.", numbers.steps),
+            (
+                "trimtab_worker_step_sequences",
+                "Sequences in engine steps; by steps: the mean batch.",
+                numbers.running_sum,
+            ),
             ("trimtab_worker_step_seconds", "Seconds spent in engine steps.", numbers.step_seconds),
             ("trimtab_worker_stalls", "Times work waited and nothing could run.", numbers.stalls),
         ):
