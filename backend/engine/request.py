@@ -61,6 +61,8 @@ class GenerationRequest:
     predicted_tokens: float | None = None
     cache_salt: str = ""
     """Requests share prefix-cache blocks only under equal salts."""
+    grammar: str | None = None
+    """What the text must be, in the grammar library's notation (backend.grammar); None for anything."""
 
 
 @dataclass(frozen=True, slots=True)
