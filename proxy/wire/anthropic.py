@@ -35,6 +35,10 @@ class Anthropic(WireFormat):
     """The `anthropic` wire format. Messages go one by one; nothing merges."""
 
     name = "anthropic"
+    routes = (
+        MESSAGES,
+        COUNT_TOKENS,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`, under any prefix."""

@@ -53,6 +53,9 @@ class Route(NamedTuple):
     """Whether it is accelerator work that waits its turn; listings and health checks do not."""
     generates: bool = True
     """Whether the answer grows token by token; embeddings, scores and listings do not."""
+    auto_merge: bool = False
+    """Whether calls with equal keys merge under `dispatch: auto`. Where that needs the operator's word (a first
+    dimension that is a batch, a reranker that scores documents one by one), only under `dispatch: merge`."""
 
 
 @dataclass(slots=True)
@@ -129,6 +132,8 @@ class WireFormat:
     """
 
     name: ClassVar[str] = "passthrough"
+    routes: ClassVar[tuple[Route, ...]] = ()
+    """Every operation it may claim."""
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation that `method path` is in this protocol, or None."""

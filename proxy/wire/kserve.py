@@ -39,6 +39,10 @@ class KServe(WireFormat):
     """
 
     name = "kserve"
+    routes = (
+        INFER,
+        GENERATE,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`."""

@@ -20,7 +20,7 @@ __all__ = ["Ollama"]
 
 GENERATE = Route("ollama.generate")
 CHAT = Route("ollama.chat")
-EMBED = Route("ollama.embed", generates=False)
+EMBED = Route("ollama.embed", generates=False, auto_merge=True)
 EMBEDDINGS = Route("ollama.embeddings", generates=False)
 MODELS = Route("models", inspect=False, queued=False, generates=False)
 
@@ -32,6 +32,13 @@ class Ollama(WireFormat):
     """The `ollama` wire format. Streams are lines of JSON and are the default; `/api/embed` merges."""
 
     name = "ollama"
+    routes = (
+        GENERATE,
+        CHAT,
+        EMBED,
+        EMBEDDINGS,
+        MODELS,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`."""

@@ -22,7 +22,7 @@ __all__ = ["OpenAI"]
 
 CHAT = Route("chat.completions")
 COMPLETIONS = Route("completions")
-EMBEDDINGS = Route("embeddings", generates=False)
+EMBEDDINGS = Route("embeddings", generates=False, auto_merge=True)
 RESPONSES = Route("responses")
 SCORES = Route("scores", generates=False)
 MODELS = Route("models", inspect=False, queued=False, generates=False)
@@ -67,6 +67,14 @@ class OpenAI(WireFormat):
     """
 
     name = "openai"
+    routes = (
+        CHAT,
+        COMPLETIONS,
+        EMBEDDINGS,
+        RESPONSES,
+        SCORES,
+        MODELS,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`, whatever the prefix before it."""

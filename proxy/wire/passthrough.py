@@ -16,6 +16,7 @@ class Passthrough(WireFormat):
     """The `passthrough` wire format: claims nothing, merges nothing, and answers its own errors in plain JSON."""
 
     name = "passthrough"
+    routes = (RELAY,)
 
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": message, "reason": kind}`."""

@@ -16,7 +16,7 @@ from proxy.wire.tei import TEI
 from proxy.wire.tfserving import TFServing
 from proxy.wire.tgi import TGI
 
-__all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "wire_format", "wire_names"]
+__all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "route_names", "wire_format", "wire_names"]
 
 AUTO = "auto"
 """The name that stands for: whichever format claims the path."""
@@ -49,6 +49,11 @@ class Match(NamedTuple):
 def wire_names() -> tuple[str, ...]:
     """Return every name that a pool's `wire` may have."""
     return (AUTO, *_FORMATS)
+
+
+def route_names() -> tuple[str, ...]:
+    """Return the name of every operation of every format: all the values a `route` label can have."""
+    return tuple(sorted({route.name for wire in _FORMATS.values() for route in wire.routes}))
 
 
 def wire_format(name: str) -> WireFormat:

@@ -25,6 +25,7 @@ class Rerank(WireFormat):
     """
 
     name = "rerank"
+    routes = (RERANK,)
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`, under any prefix."""

@@ -17,9 +17,9 @@ from proxy.wire.vectors import load_rows
 
 __all__ = ["TEI"]
 
-EMBED = Route("tei.embed", generates=False)
-RERANK = Route("tei.rerank", generates=False)
-PREDICT = Route("tei.predict", generates=False)
+EMBED = Route("tei.embed", generates=False, auto_merge=True)
+RERANK = Route("tei.rerank", generates=False, auto_merge=True)
+PREDICT = Route("tei.predict", generates=False, auto_merge=True)
 
 _POST = {"/embed": EMBED, "/embed_all": EMBED, "/embed_sparse": EMBED, "/rerank": RERANK, "/predict": PREDICT}
 
@@ -32,6 +32,11 @@ class TEI(WireFormat):
     """
 
     name = "tei"
+    routes = (
+        EMBED,
+        RERANK,
+        PREDICT,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`."""

@@ -16,7 +16,8 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["TFServing"]
 
-PREDICT = Route("tfserving.predict", generates=False)
+PREDICT = Route("tfserving.predict", generates=False, auto_merge=True)
+COLUMNS = Route("tfserving.predict_columns", generates=False)
 OTHER = Route("tfserving.other", generates=False)
 
 _PATH = re.compile(r"/v1/models/([^/:]+)(?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress|explain)")
@@ -25,11 +26,17 @@ _PATH = re.compile(r"/v1/models/([^/:]+)(?:/(?:versions|labels)/[^/:]+)?:(predic
 class TFServing(WireFormat):
     """The `tfserving` wire format.
 
-    Predictions merge in row form (`instances`) and in column form (`inputs`), where every row has the same shape
-    and kind of value; results come in the order of the rows. Classifications and regressions go one by one.
+    Predictions merge where every row has the same shape and kind of value; results come in the order of the rows.
+    In row form (`instances`) rows are independent by definition; that the first dimension of the column form
+    (`inputs`) is a batch is the operator's word (`dispatch: merge`). Classifications and regressions go one by one.
     """
 
     name = "tfserving"
+    routes = (
+        PREDICT,
+        COLUMNS,
+        OTHER,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`."""
@@ -106,6 +113,8 @@ def _read_rows(call: Call, head: Head) -> None:
         columns = given
     else:
         return
+    if field == "inputs":
+        call.route = COLUMNS
     if not columns or not all(type(column) is list and column for column in columns.values()):
         return
     sizes = {len(column) for column in columns.values()}

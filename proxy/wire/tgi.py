@@ -26,6 +26,11 @@ class TGI(WireFormat):
     """
 
     name = "tgi"
+    routes = (
+        GENERATE,
+        STREAM,
+        ROOT,
+    )
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation for `method path`."""

@@ -10,9 +10,9 @@ import orjson
 import pytest
 
 from proxy.wire.base import BadRequest, MergeMismatch, WireFormat
-from proxy.wire.registry import AUTO, RELAY, UnknownWireFormat, detect, wire_format, wire_names
+from proxy.wire.registry import AUTO, RELAY, UnknownWireFormat, detect, route_names, wire_format, wire_names
 from tests.proxy.wire.formats import MERGEABLE, SAMPLES, Mergeable, Sample
-from tests.proxy.wire.support import cuts, head, parse, seen
+from tests.proxy.wire.support import cuts, parse, seen
 
 NAMES = [name for name in wire_names() if name != AUTO]
 each_sample = pytest.mark.parametrize("sample", SAMPLES, ids=[sample.id for sample in SAMPLES])
@@ -30,6 +30,8 @@ class TestDetection:
         match = detect("POST", sample.path, sample.wire)
         assert (match.wire.name, match.route.name) == (sample.wire, sample.route)
         assert match.route.queued is sample.queued
+        assert match.route in match.wire.routes
+        assert match.route.name in route_names()
 
     @each_sample
     def test_auto_finds_it_unless_the_path_is_contested(self, sample: Sample) -> None:
@@ -320,5 +322,9 @@ class TestMerging:
             assert wire_format(sample.wire).merge([call, call])
 
 
-def test_head_is_reusable() -> None:
-    assert head("/a?b=c").path == "/a"
+def test_merging_unasked_is_for_operations_that_are_safe_to_merge_anywhere() -> None:
+    merged = {route.name for name in NAMES for route in wire_format(name).routes if route.auto_merge}
+    assert merged == {"embeddings", "ollama.embed", "tei.embed", "tei.rerank", "tei.predict", "tfserving.predict"}
+    columns = parse("/v1/models/m:predict", {"inputs": {"x": [[1]]}})
+    assert columns.compat_key is not None
+    assert not columns.route.auto_merge
