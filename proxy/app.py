@@ -33,6 +33,8 @@ _DECISIONS = logging.getLogger("trimtab.decisions")
 
 _DELAY_EVERY_S = 0.25
 _RETIRE_EVERY_S = 0.25
+_CUT_S = 0.25
+"""When everything was cut off, handlers have this long to notice (the server takes 0 for no limit)."""
 _RETIRE_AFTER_S = 1.0
 """A request may have chosen its pool and not entered it yet; nothing takes longer over that than this."""
 
@@ -62,7 +64,7 @@ class Proxy:
             lifecycle=self.lifecycle,
             trust_headers=config.trust_headers,
         )
-        self.data = _BoundDataServer(self.handler, _server_limits(config))
+        self.data = DataServer(self.handler, _server_limits(config))
         self.admin = AdminServer(self, config.admin)
         self._ticks: dict[str, Timer] = {}
         self._retiring: set[asyncio.Task[None]] = set()
@@ -231,20 +233,10 @@ class Proxy:
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await task
-        await self.data.stop()
         for pool in self._pools.values():
             pool.abort()
+        await self.data.stop(patience_s=_CUT_S)
         await self.admin.stop()
-
-
-class _BoundDataServer(DataServer):
-    """Serves on a socket that was bound beforehand."""
-
-    async def start_on(self, sock: socket.socket) -> None:
-        """Begin to accept connections on `sock`, which listens already."""
-        loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._server, sock=sock, backlog=1024)
-        self.port = sock.getsockname()[1]
 
 
 def _request_limits(config: Config) -> Limits:

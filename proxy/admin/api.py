@@ -160,6 +160,7 @@ class AdminApi:
             decision = change(self._now(), actor)
         except ValueError as error:
             raise field_error(field, str(error)) from None
+        pool.knobs_changed()
         self._operator.metrics.decided(pool.name, decision.rule)
         _AUDIT.info(
             "pool %s: %s", pool.name, decision.text,

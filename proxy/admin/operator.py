@@ -48,6 +48,10 @@ class PoolView(Protocol):
         """Return its state in detail, JSON-ready."""
         ...
 
+    def knobs_changed(self) -> None:
+        """Act on knobs that were turned from outside."""
+        ...
+
 
 class Operator(Protocol):
     """The running proxy, as far as it can be looked at and steered."""

@@ -138,12 +138,7 @@ class _Up:
 
     def _announce(self, ready: dict[str, Any]) -> None:
         proxy, admin = f"http://{address_of(self._data)}", f"http://{address_of(self._admin)}"
-        body = {
-            "model": ready["model"],
-            "messages": [{"role": "user", "content": "What is the capital of France?"}],
-            "max_tokens": 32,
-            "temperature": 0,
-        }
+        body = {"model": ready["model"], "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
         lines = (
             f"ready in {self._progress.elapsed_s:.1f} s: {ready['model']} on {ready.get('device', 'the worker')}",
             "",
@@ -153,7 +148,7 @@ class _Up:
             f"  worker       {ready['url']} (direct)",
             "",
             "Try it:",
-            f"  curl -s {proxy}/v1/chat/completions -H 'Content-Type: application/json' \\",
+            f"  curl -s {proxy}/v1/completions -H 'Content-Type: application/json' \\",
             f"    -d '{json.dumps(body)}'",
             "",
             "See what the controller does, and change its target while it runs:",

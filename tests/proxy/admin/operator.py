@@ -46,6 +46,7 @@ class FakePool:
     def __init__(self, config: PoolConfig, now: float) -> None:
         self.config = config
         self.current = Load()
+        self.pokes = 0
         self.controller = PoolController(
             config.name,
             slo=config.to_slo(),
@@ -61,6 +62,9 @@ class FakePool:
 
     def load(self, now: float) -> Load:
         return self.current
+
+    def knobs_changed(self) -> None:
+        self.pokes += 1
 
     def stats(self) -> dict[str, Any]:
         return {"upstreams": [{"url": upstream.url} for upstream in self.config.upstreams]}
