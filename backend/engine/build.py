@@ -38,7 +38,6 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
     """Load the model of `options` and return an engine that is ready. Raises EngineError with one clear line."""
     started = time.monotonic()
     torch.set_num_threads(options.threads or default_threads())
-    torch.set_num_interop_threads(1)
     device = choose_device(options.device)
     try:
         policy = create_policy(options.policy, options.policy_options)

@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
+
 from backend.engine import ipc
 from backend.engine.core import EngineCore, EngineFault
 from backend.engine.errors import EngineError
@@ -196,6 +198,7 @@ def _leave_soon() -> None:
 def main() -> int:
     """Run the engine over the file descriptor named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
+    torch.set_num_interop_threads(1)  # once per process, before anything runs; the rest is the build's business
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what happens
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), _leave_soon)
     try:

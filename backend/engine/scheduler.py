@@ -143,11 +143,11 @@ class Scheduler:
         """
         known = len(sequence.tokens)
         final = known
-        if self._admission == "guaranteed":
-            final = sequence.max_len
-        elif self._admission == "predicted":
-            predicted = sequence.job.predicted_tokens
-            final = max(known, min(sequence.max_len, sequence.num_prompt_tokens + int(predicted or 0)))
+        if self._admission != "optimistic":
+            final = sequence.max_len - 1  # nobody reads the last token's KV
+            if self._admission == "predicted":
+                final = min(final, sequence.num_prompt_tokens + int(sequence.job.predicted_tokens or 0))
+            final = max(known, final)
         size = self.pool.block_size
         shared = sequence.num_prompt_tokens // size if sequence.forks > 1 else 0
         return shared + (-(-final // size) - shared) * sequence.forks

@@ -8,15 +8,25 @@ prefix hit, a missed copy, a skipped or doubled chunk all change what is generat
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
+from collections.abc import Callable
 from collections.abc import Sequence as Items
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
+from backend.engine.core import EngineCore, GrammarFactory
+from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.step import StepInput
+from policies import Policy
+from policies.registry import create_policy
 
 VOCAB = 64
+EOS = 63
+MAX_MODEL_LEN = 4096
 
 
 def logits_after(tokens: Items[int], vocab_size: int = VOCAB) -> np.ndarray:
@@ -100,3 +110,67 @@ class FakeRunner:
                 assert step.positions[cursor] == position
                 assert step.slot_mapping[cursor] == table[position // size] * size + position % size
                 cursor += 1
+
+
+class FakeDecoder:
+    """Sixty letters and digits, an emoji in two halves, a space, and a special end token (63)."""
+
+    vocabulary = (
+        *(bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ01234567"),
+        b"\xf0\x9f",
+        b"\x98\x80",
+        b" ",
+        b"</s>",
+    )
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        kept = [i for i in ids if i != EOS or not skip_special_tokens]
+        return b"".join(self.vocabulary[i] for i in kept).decode("utf-8", "replace")
+
+
+class Clock:
+    """Seconds that pass only when told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        self.now += 1e-6
+        return self.now
+
+
+def fake_options(**options: object) -> EngineOptions:
+    defaults: dict[str, object] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+    return EngineOptions(Path("fake"), **{**defaults, **options})  # type: ignore[arg-type]
+
+
+def fake_core(
+    options: EngineOptions | None = None,
+    *,
+    policy: Policy | None = None,
+    eos: Items[int] = (EOS,),
+    grammars: GrammarFactory | None = None,
+    runner: FakeRunner | None = None,
+) -> EngineCore:
+    """An EngineCore over a FakeRunner."""
+    options = options or fake_options()
+    assert options.num_blocks is not None
+    return EngineCore(
+        runner or FakeRunner(options.num_blocks, options.block_size, budget=options.max_num_batched_tokens),
+        FakeDecoder(),
+        options,
+        policy or create_policy(options.policy, options.policy_options),
+        eos_token_ids=eos,
+        max_model_len=MAX_MODEL_LEN,
+        clock=Clock(),
+        seeds=random.Random(1),
+        root=b"0123456789abcdef",
+        grammars=grammars,
+    )
+
+
+def build(options: EngineOptions, progress: Callable[[str, float], None]) -> tuple[EngineCore, EngineInfo]:
+    """What EngineClient.start(build="tests.backend.engine.fake:build") runs in the engine process."""
+    progress("loading nothing", 0.5)
+    core = fake_core(options)
+    return core, replace(core.info, device="fake")
