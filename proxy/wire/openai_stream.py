@@ -13,6 +13,10 @@ from proxy.wire.tail import read_usage
 __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
 
 
+_D = 100
+"""First byte of a `data` line."""
+
+
 class CompletionTap(SseTap):
     """Reads a stream of completion chunks.
 
@@ -33,15 +37,21 @@ class CompletionTap(SseTap):
 
     def event(self, data: bytes) -> None:
         """Look at one chunk."""
-        data = event_data(data) or _headless(data)
         at = data.find(self.text_member)
-        if at >= 0 and data[at + len(self.text_member)] != 34:
+        if at > 0 and data[0] == _D and not data.startswith(b'"', at + len(self.text_member)):
             self.tokens_seen += 1
-        elif data == b"[DONE]" or data.strip() == b"[DONE]":
-            self._done = True
+            if b'"finish_reason":null' not in data or b'"usage"' in data:
+                self._remember(data)
             return
-        elif data and _brings_output(data):
-            self.tokens_seen += 1
+        payload = event_data(data) or _headless(data)
+        if payload.strip() == b"[DONE]":
+            self._done = True
+        elif payload:
+            if _brings_output(payload):
+                self.tokens_seen += 1
+            self._remember(payload)
+
+    def _remember(self, data: bytes) -> None:
         if b'"usage"' in data and not _is_null(data, b'"usage"'):
             self._usage = data
         if b'"finish_reason"' in data and not _is_null(data, b'"finish_reason"'):

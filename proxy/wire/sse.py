@@ -39,11 +39,9 @@ class SseTap(Tap):
             data = self._unify(data)
         if not self._size:
             # The usual case: whole events, nothing left over from before.
-            if data[-2:] == b"\n\n":
-                if data.find(b"\n\n") == len(data) - 2:
-                    self._complete(data[:-2])
-                else:
-                    for piece in data.split(b"\n\n"):
+            if data.endswith(b"\n\n"):
+                for piece in data.split(b"\n\n"):
+                    if piece:
                         self._complete(piece)
                 return
             data = data.lstrip(b"\n")
@@ -54,7 +52,7 @@ class SseTap(Tap):
         return not self._size and not self._cr
 
     def _complete(self, data: bytes) -> None:
-        if data[:1] == b"\n":
+        if data.startswith(b"\n"):
             data = data.lstrip(b"\n")
         if data:
             self.event(data if len(data) <= MAX_EVENT else data[-KEPT_TAIL:])

@@ -141,7 +141,8 @@ def test_a_responses_stream_ends_with_its_terminal_event() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"data: {oops\n\n", b"data: []\n\n", b'data: {"choices":[3,null]}\n\n', b"\x00\xff\n\n"]
+    "data",
+    [b"data: {oops\n\n", b"data: []\n\n", b'data: {"choices":[3,null]}\n\n', b':"content":"x"\n\n', b"\x00\xff\n\n"],
 )
 def test_garbage_counts_nothing_and_breaks_nothing(data: bytes) -> None:
     for path in ("/v1/chat/completions", "/v1/responses", "/v1/completions"):
@@ -151,6 +152,13 @@ def test_garbage_counts_nothing_and_breaks_nothing(data: bytes) -> None:
 def test_a_compressed_stream_counts_nothing() -> None:
     packed = gzip.compress(CHAT_STREAM)
     assert seen(tap(), [packed[i : i + 7] for i in range(0, len(packed), 7)])[:3] == (Usage(), 0, False)
+
+
+def test_an_event_cut_off_by_a_blank_line_anywhere_breaks_nothing() -> None:
+    event = chunk({"content": "ab"}, "stop", usage={"prompt_tokens": 1})
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/completions"):
+        for at in range(len(event)):
+            seen(tap(path), [event[:at] + b"\n\n" + event[at:]])
 
 
 class TestWholeAnswers:
