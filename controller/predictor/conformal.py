@@ -35,7 +35,7 @@ class Conformal:
     """The correction theta per (model, route), to be added to the raw ninth decile in log space."""
 
     def __init__(
-        self, *, coverage: float = 0.9, gain: float = 0.04, k: float = 50.0, limit: float = 3.0, capacity: int = 256
+        self, *, coverage: float = 0.9, gain: float = 0.015, k: float = 50.0, limit: float = 3.0, capacity: int = 256
     ) -> None:
         if not 0.5 < coverage < 1:
             raise ValueError(f"coverage must lie in (0.5, 1), not {coverage}")

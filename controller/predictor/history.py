@@ -9,11 +9,12 @@ All lengths are `log1p(tokens)`.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["LEVELS", "Blend", "History", "Level", "Track"]
+__all__ = ["EXACT", "FEATURES", "LEVELS", "RELATIVE_AT", "SCALE_AT", "Blend", "History", "Level", "Track", "localise"]
 
 RING = 16
 """Newest outcomes kept per key."""
@@ -35,12 +36,40 @@ class Level(NamedTuple):
 
 
 LEVELS: Sequence[Level] = (
+    Level("size", 5, 6.0, False),
     Level("opening", 5, 6.0, False),
     Level("group", 5, 3.0, False),
     Level("elsewhere", 1, 2.0, True),
     Level("prompt", 1, 0.7, False),
 )
 """Widest first, so that the narrowest has the last word."""
+
+EXACT = frozenset({"elsewhere", "prompt"})
+"""Levels that know the very prompt."""
+
+FEATURES: Sequence[str] = (
+    "log_scale",
+    "group_n",
+    "group_centre",
+    "group_above",
+    "opening_n",
+    "opening_centre",
+    "size_n",
+    "size_centre",
+)
+"""Names of what `History.features` returns, in order."""
+
+SCALE_AT, RELATIVE_AT = -8, (-6, -3, -1)
+"""Where, from the end of a feature vector, the scale goes, and what is taken relative to it."""
+
+
+def localise(features: Sequence[float], log_scale: float) -> list[float]:
+    """Return a feature vector relative to the scale in force: rows keep absolute lengths, models see relative."""
+    local = list(features)
+    local[SCALE_AT] = log_scale
+    for place in RELATIVE_AT:
+        local[place] -= log_scale
+    return local
 
 
 class Track:
@@ -120,6 +149,22 @@ class History:
         if track is not None:
             self._tracks.move_to_end(key)
         return track
+
+    def features(self, keys: Sequence[tuple[str, int]]) -> list[float]:
+        """Return the features named in FEATURES, before `localise`: what the template's history says.
+
+        Exact repeats are left out on purpose: in training most prompts would have them or most would not, and a model
+        that leans on them is lost where they are missing. They are blended in afterwards.
+        """
+        known = {name: self._tracks.get(key) for name, key in keys}
+        result = [0.0]
+        for name in ("group", "opening", "size"):
+            track = known.get(name)
+            centre = track.centre() if track else math.nan
+            result += (float(min(track.n, RING)) if track else 0.0, centre)
+            if name == "group":
+                result.append(track.above(centre) if track else math.nan)
+        return result
 
     def blend(self, q50: float, q90: float, keys: Sequence[tuple[str, int]], scale: float) -> Blend:
         """Let the levels in `keys` (widest first) pull the base estimate (q50, q90); `scale` is log1p(tokens)."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-__all__ = ["HEAD", "TAIL", "any_model_key", "prompt_key", "system_prompt", "template_keys"]
+__all__ = ["HEAD", "TAIL", "any_model_key", "prompt_key", "size_key", "system_prompt", "template_keys"]
 
 HEAD, TAIL = 2000, 500
 """Characters looked at, at the start and at the end. Bounds the cost of a prompt of any length."""
@@ -44,6 +45,11 @@ def template_keys(
         group = _digest(model, "s", system if len(system) <= HEAD else f"{system[:HEAD]}\0{len(system)}")
     opening = _digest(model, "o" + route, text[:OPENING].translate(_DIGITS)) if len(text) > OPENING else 0
     return group, opening
+
+
+def size_key(model: str, prompt_tokens: int) -> int:
+    """Key of prompts of nearly this size (steps of 2 %): where prompts come from templates, size tells them apart."""
+    return _digest(model, "n", str(int(50.0 * math.log(prompt_tokens)))) if prompt_tokens > 0 else 0
 
 
 def system_prompt(params: Mapping[str, Any] | None) -> str:

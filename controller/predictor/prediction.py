@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+from controller.predictor.history import Blend
+from controller.predictor.scale import Constants
 
 __all__ = ["Evidence", "Prediction", "Source"]
 
@@ -36,25 +40,27 @@ class Evidence:
     max_tokens: int | None
     at: float
     """When the prediction was made, seconds of the predictor's clock."""
-    scale: float
-    """Usual output tokens of (model, tenant) at that moment."""
-    constant50: float
-    constant90: float
-    """The per-model constants to beat: what one would say without looking at the request."""
-    q50: float
-    q90: float
-    """The prediction before the conformal correction and before any cap."""
-    p90: float
-    """Ninth decile after the correction, before the cap."""
-    levels: Sequence[tuple[str, int]] = ()
-    """History keys, as (level, key)."""
-    level_q50: Sequence[tuple[str, float]] = ()
-    """What each level that took part said, for its own spread."""
+    constants: Constants
+    """What one would say without looking at the request: the constant to beat."""
+    keys: Sequence[tuple[str, int]] = ()
+    """History keys, as (level, key), widest first."""
     features: Sequence[float] | None = None
     """Feature vector; None when it was not computed, and then the outcome trains nothing."""
     boosted50: float | None = None
-    """The learned model's own median, also when it was not used."""
-    observed: bool = field(default=False)
+    boosted90: float | None = None
+    """The learned model's own answer, also when it was not listened to."""
+    uncorrected50: float | None = None
+    """The same on the scale it was trained on, to measure how far that is off."""
+    blend: Blend | None = None
+    """The prediction before the conformal correction and before any cap."""
+    p90: float = 0.0
+    """Ninth decile in tokens, after the correction, before the cap."""
+    observed: bool = False
+
+    @property
+    def log_scale(self) -> float:
+        """The usual length of (model, tenant), as `log1p(tokens)`."""
+        return math.log1p(self.constants.p50)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,35 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.predictor.calibration import Calibration, Outcome
 from controller.predictor.conformal import Conformal
-from controller.predictor.history import Blend, History
-from controller.predictor.keys import any_model_key, prompt_key, system_prompt, template_keys
+from controller.predictor.drift import Watch
+from controller.predictor.features import LEXICAL, REQUEST, lexical, request
+from controller.predictor.guard import Breaker, Contest
+from controller.predictor.history import EXACT, History, localise
+from controller.predictor.history import FEATURES as HISTORY
+from controller.predictor.keys import any_model_key, prompt_key, size_key, system_prompt, template_keys
+from controller.predictor.model import LengthModel, parse_model
 from controller.predictor.prediction import Evidence, Prediction, Source
-from controller.predictor.scale import PRIOR_P50, PRIOR_P90, Constants, Scale
+from controller.predictor.scale import PRIOR_P50, PRIOR_P90, Levels, Scale
+from controller.predictor.trainer import Trainer, sklearn_installed
 
-__all__ = ["LengthPredictor"]
+__all__ = ["FEATURES", "LengthPredictor"]
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+FEATURES: tuple[str, ...] = (*LEXICAL, *REQUEST, *HISTORY)
+"""The learned model's inputs, in order."""
+
+STATE_VERSION = 1
+
+WATCHED = 256
+"""Models, and (model, route) pairs, that are watched for drift; the least recently used leave."""
 
 log = logging.getLogger("trimtab.predictor")
 
@@ -26,6 +44,7 @@ ABORTED = frozenset({"abort", "aborted", "cancel", "cancelled", "error", "failed
 """Finish reasons that say nothing about length."""
 
 _CARRIERS = {
+    "size": Source.TEMPLATE,
     "opening": Source.TEMPLATE,
     "group": Source.TEMPLATE,
     "elsewhere": Source.PROMPT,
@@ -36,15 +55,36 @@ _CARRIERS = {
 class LengthPredictor:
     """Predicts output tokens from keyed history, a learned quantile model and the usual length, in that order.
 
-    All methods are for one thread (the event loop's). `clock` is monotonic seconds.
+    All methods are for one thread (the event loop's) and none of them waits. `clock` is monotonic seconds, `hour`
+    the local hour of day. `trainer` None means that nothing is learned beyond history; by default a training process
+    is started when one is due, provided scikit-learn is installed (extra `predictor`).
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        hour: Callable[[], float] = lambda: time.localtime().tm_hour,
+        learn: bool = True,
+        trainer: Trainer | None = None,
+    ) -> None:
         self._clock = clock
+        self._hour = hour
         self._scale = Scale()
+        self._levels = Levels()
         self._history = History()
         self._conformal = Conformal()
         self._calibration = Calibration()
+        self._watch: OrderedDict[tuple[str, str], Watch] = OrderedDict()
+        self._contests: OrderedDict[str, Contest] = OrderedDict()
+        self._breaker = Breaker()
+        self._model: LengthModel | None = None
+        self._trainer = trainer
+        if trainer is None and learn:
+            if sklearn_installed():
+                self._trainer = Trainer(FEATURES, now=clock())
+            else:
+                log.info("length predictor keeps to history: the extra `predictor` (scikit-learn) is not installed")
         self.failures = 0
         """Predictions and outcomes that raised inside and were answered by a weaker step."""
 
@@ -66,7 +106,11 @@ class LengthPredictor:
         `prefix_group` whatever names the requests that share a long prefix with this one, if the caller knows.
         """
         try:
-            return self._predict(model, tenant, route, text, prompt_tokens, max_tokens, params, prefix_group)
+            constants = self._scale.constants(model, tenant)
+            evidence = Evidence(model, tenant, route, max_tokens, self._clock(), constants)
+            self._recall(evidence, text, params, prompt_tokens, prefix_group)
+            self._boost(evidence, text, params, prompt_tokens)
+            return self._answer(evidence)
         except Exception as error:
             self._failed("predict", error)
             return _capped(PRIOR_P50, PRIOR_P90, Source.PRIOR, max_tokens, None)
@@ -81,74 +125,200 @@ class LengthPredictor:
             return
         evidence.observed = True
         try:
-            self._observe(evidence, prediction, max(0, int(output_tokens)), finish_reason)
+            self._learn(evidence, prediction, max(0, int(output_tokens)), finish_reason)
+            self.tick()
         except Exception as error:
             self._failed("observe", error)
 
+    def tick(self) -> None:
+        """Start a training that is due, take over one that is done. `observe` does it too."""
+        if self._trainer is None:
+            return
+        model = self._trainer.poll(self._clock(), self._job_scales, self._model)
+        if model is not None:
+            self._model = model
+            self._contests.clear()
+            self._levels.clear()
+
+    def close(self) -> None:
+        """Stop a training that is under way."""
+        if self._trainer is not None:
+            self._trainer.close()
+
     def calibration(self) -> dict[str, Any]:
-        """Return the live report: per model and over all, tau, pinball ratios, coverage and errors."""
+        """Return the live report (tau, pinball ratios, coverage errors; per model and over all) and health."""
         models = {name: self._calibration.report(name) for name in self._calibration.models()}
-        return {"all": self._calibration.report(), "models": models, "failures": self.failures}
+        return {
+            "all": self._calibration.report(),
+            "models": models,
+            "demoted": [name for name, contest in self._contests.items() if contest.lost],
+            "coverage_alarms": ["/".join(key) for key, watch in self._watch.items() if watch.coverage.alarm],
+            "drifts": sum(watch.drifts for watch in self._watch.values()),
+            "failures": self.failures,
+            "trips": self._breaker.trips,
+            "history_keys": len(self._history),
+            "model": self._model and {**self._model.report, "parity": self._model.parity},
+            "trainer": self._trainer and self._trainer.snapshot(),
+        }
 
-    def _predict(
+    def state(self) -> dict[str, Any]:
+        """Return what was learned, JSON-ready: scales, the newest history keys, corrections, the model's numbers."""
+        return {
+            "version": STATE_VERSION,
+            "scale": self._scale.state(),
+            "levels": self._levels.state(),
+            "history": self._history.state(),
+            "conformal": self._conformal.state(),
+            "model": list(self._model.lines) if self._model else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> bool:
+        """Take over `state`. False, with a warning and nothing changed, when it is not a sound one. Never raises.
+
+        A stored model is compiled and probed here, which takes some hundred milliseconds: do it before serving.
+        """
+        scale, levels, history, conformal = Scale(), Levels(), History(), Conformal()
+        try:
+            if state["version"] != STATE_VERSION:
+                raise ValueError(f"version {state['version']}, not {STATE_VERSION}")
+            scale.restore(state["scale"])
+            levels.restore(state["levels"])
+            history.restore(state["history"])
+            conformal.restore(state["conformal"])
+            model = parse_model(state["model"], names=FEATURES) if state["model"] else None
+        except Exception as error:
+            log.warning("stored predictor state is not taken over: %s: %s", type(error).__name__, error)
+            return False
+        self._scale, self._levels, self._history, self._conformal = scale, levels, history, conformal
+        self._model = model
+        return True
+
+    def _recall(
         self,
-        model: str,
-        tenant: str,
-        route: str,
+        evidence: Evidence,
         text: str,
-        prompt_tokens: int,
-        max_tokens: int | None,
         params: Mapping[str, Any] | None,
+        prompt_tokens: int,
         prefix_group: object,
-    ) -> Prediction:
-        constants = self._scale.constants(model, tenant)
-        group, opening = template_keys(model, route, text, system_prompt(params), prefix_group)
-        levels = [("opening", opening), ("group", group)]
+    ) -> None:
+        """Fill in the keys under which history knows requests like this one, widest first."""
+        model = evidence.model
+        group, opening = template_keys(model, evidence.route, text, system_prompt(params), prefix_group)
+        keys = [("size", size_key(model, prompt_tokens)), ("opening", opening), ("group", group)]
         if text:
-            levels += [("elsewhere", any_model_key(text)), ("prompt", prompt_key(model, text))]
-        levels = [level for level in levels if level[1]]
-        scale = math.log1p(constants.p50)
-        blend = self._history.blend(scale, math.log1p(constants.p90), levels, scale)
-        theta = self._conformal.theta(model, route)
-        p90 = math.expm1(max(blend.q50, blend.q90 + theta))
-        evidence = Evidence(
-            model=model,
-            tenant=tenant,
-            route=route,
-            max_tokens=max_tokens,
-            at=self._clock(),
-            scale=constants.p50,
-            constant50=constants.p50,
-            constant90=constants.p90,
-            q50=blend.q50,
-            q90=blend.q90,
-            p90=p90,
-            levels=levels,
-            level_q50=blend.said,
-        )
-        return _capped(math.expm1(blend.q50), p90, _source(blend, constants), max_tokens, evidence)
+            keys += [("elsewhere", any_model_key(text)), ("prompt", prompt_key(model, text))]
+        evidence.keys = [key for key in keys if key[1]]
 
-    def _observe(self, evidence: Evidence, prediction: Prediction, tokens: int, finish_reason: str | None) -> None:
-        bound = evidence.max_tokens
-        censored = finish_reason in CUT or (finish_reason is None and bound is not None and tokens >= bound)
-        missed = tokens > evidence.p90
-        if missed or not censored:
-            self._conformal.observe(evidence.model, evidence.route, missed)
-        outcome = Outcome(
-            prediction.p50,
-            prediction.p90,
-            _cap(evidence.constant50, bound),
-            _cap(evidence.constant90, bound),
-            None,
-            tokens,
-        )
-        self._calibration.observe(evidence.model, outcome)
+    def _boost(self, evidence: Evidence, text: str, params: Mapping[str, Any] | None, prompt_tokens: int) -> None:
+        """Fill in the features and what the learned model says of them; nothing, when it fails or is late."""
+        if self._trainer is None and self._model is None:
+            return
+        if not self._breaker.allow():
+            return
+        started = time.perf_counter()
+        try:
+            features = lexical(text)
+            features += request(params, prompt_tokens, evidence.max_tokens, self._hour())
+            features += self._history.features(evidence.keys)
+            evidence.features = features
+            if self._model is not None:
+                base, scale = self._scales(evidence.model, evidence.tenant)
+                local = localise(features, math.log1p(scale))
+                low, high = self._model.p50(local), self._model.p90(local)
+                if not (math.isfinite(low) and math.isfinite(high) and low < 16 and high < 16):
+                    raise ValueError(f"the learned model answered {low}, {high}")
+                low = max(0.0, low)
+                evidence.boosted50 = math.log1p(scale * math.expm1(low))
+                evidence.boosted90 = math.log1p(scale * math.expm1(max(low, high)))
+                evidence.uncorrected50 = math.log1p(base * math.expm1(low))
+        except Exception as error:
+            self._breaker.failed()
+            self._failed("the learned model", error)
+        else:
+            self._breaker.took(time.perf_counter() - started)
+
+    def _answer(self, evidence: Evidence) -> Prediction:
+        """Blend the steps of the ladder, correct the ninth decile, cap."""
+        constants, keys = evidence.constants, evidence.keys
+        boosted = evidence.boosted50 is not None and not self._demoted(evidence.model)
+        if boosted and evidence.boosted50 is not None and evidence.boosted90 is not None:
+            # The model has seen the templates' history as features; only exact repeats know better.
+            base = evidence.boosted50, evidence.boosted90
+            keys = [key for key in keys if key[0] in EXACT]
+        else:
+            base = evidence.log_scale, math.log1p(constants.p90)
+        blend = self._history.blend(*base, keys, evidence.log_scale)
+        evidence.blend = blend
+        theta = self._conformal.theta(evidence.model, evidence.route)
+        evidence.p90 = math.expm1(max(blend.q50, blend.q90 + theta))
+        if blend.carrier:
+            source = _CARRIERS[blend.carrier]
+        elif boosted:
+            source = Source.BOOSTED
+        elif constants.n:
+            source = Source.TENANT if constants.narrow else Source.MODEL
+        else:
+            source = Source.PRIOR
+        return _capped(math.expm1(blend.q50), evidence.p90, source, evidence.max_tokens, evidence)
+
+    def _learn(self, evidence: Evidence, prediction: Prediction, tokens: int, finish_reason: str | None) -> None:
+        model, tenant, route, bound = evidence.model, evidence.tenant, evidence.route, evidence.max_tokens
+        assert evidence.blend is not None
+        censored = finish_reason in CUT or (finish_reason is None and bound is not None and 0 < bound <= tokens)
+        constant50, constant90 = _cap(evidence.constants.p50, bound), _cap(evidence.constants.p90, bound)
+        boosted50 = None if evidence.boosted50 is None else _cap(math.expm1(evidence.boosted50), bound)
+        outcome = Outcome(prediction.p50, prediction.p90, constant50, constant90, boosted50, tokens)
+        self._calibration.observe(model, outcome)
+        if boosted50 is not None:
+            _recent(self._contests, model, Contest).observe(boosted50, constant50, tokens)
         # A cut answer shorter than what was expected carries no news; a longer one is at least that.
-        if not censored or tokens >= evidence.constant50:
-            self._scale.observe(evidence.model, evidence.tenant, tokens)
+        if not censored or tokens > evidence.p90:
+            self._conformal.observe(model, route, tokens > evidence.p90)
         value = math.log1p(tokens)
-        if not censored or value >= evidence.q50:
-            self._history.observe(value, evidence.levels, evidence.level_q50, math.log1p(evidence.scale))
+        if not censored or value >= evidence.blend.q50:
+            self._watch_over(evidence, value - evidence.blend.q50, tokens <= evidence.p90)
+            self._history.observe(value, evidence.keys, evidence.blend.said, evidence.log_scale)
+        if evidence.uncorrected50 is not None and (not censored or value >= evidence.uncorrected50):
+            self._levels.observe(model, tenant, value - evidence.uncorrected50)
+        if not censored or tokens >= evidence.constants.p50:
+            self._scale.observe(model, tenant, tokens)
+        if self._trainer is not None and evidence.features is not None:
+            self._trainer.observe(
+                evidence.features,
+                tokens,
+                censored=censored,
+                model=model,
+                tenant=tenant,
+                at=evidence.at,
+                duration_s=max(0.0, self._clock() - evidence.at),
+            )
+
+    def _watch_over(self, evidence: Evidence, residual: float, covered: bool) -> None:
+        watch = _recent(self._watch, (evidence.model, evidence.route), Watch)
+        watch.coverage.observe(covered)
+        if watch.test.observe(residual):
+            watch.drifts += 1
+            log.info("output lengths of %s on %s have changed", evidence.model, evidence.route or "all routes")
+            self._scale.forget(evidence.model, evidence.tenant)
+            self._levels.forget(evidence.model, evidence.tenant)
+            self._conformal.widen(evidence.model, evidence.route)
+            if self._trainer is not None:
+                self._trainer.force(evidence.model)
+
+    def _demoted(self, model: str) -> bool:
+        contest = self._contests.get(model)
+        return contest is not None and contest.lost
+
+    def _scales(self, model: str, tenant: str) -> tuple[float, float]:
+        """Return the learned model's scale for (model, tenant), as trained and as corrected since, in tokens."""
+        if self._model is None:
+            usual = self._scale.constants(model, tenant).p50
+            return usual, usual
+        base, known = self._model.scale(model, tenant)
+        return base, base * math.exp(self._levels.level(model, tenant, known))
+
+    def _job_scales(self, model: str, tenant: str) -> tuple[float, float]:
+        return self._scale.constants(model, tenant).p50, self._scales(model, tenant)[1]
 
     def _failed(self, where: str, error: Exception) -> None:
         self.failures += 1
@@ -156,12 +326,16 @@ class LengthPredictor:
             log.warning("%s failed (%d so far): %s: %s", where, self.failures, type(error).__name__, error)
 
 
-def _source(blend: Blend, constants: Constants) -> Source:
-    if blend.carrier:
-        return _CARRIERS[blend.carrier]
-    if constants.n == 0:
-        return Source.PRIOR
-    return Source.TENANT if constants.narrow else Source.MODEL
+def _recent(table: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
+    """Return `table[key]`, made if missing; the least recently used leaves beyond WATCHED."""
+    value = table.get(key)
+    if value is None:
+        value = table[key] = make()
+        if len(table) > WATCHED:
+            table.popitem(last=False)
+    else:
+        table.move_to_end(key)
+    return value
 
 
 def _cap(tokens: float, max_tokens: int | None) -> float:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["Constants", "Scale", "SortedWindow"]
+__all__ = ["Constants", "Levels", "Scale", "SortedWindow"]
 
 PRIOR_P50, PRIOR_P90 = 128.0, 512.0
 """Tokens. Before anything was seen; near the medians of public chat traces (129 to 350, p90 424 to 597)."""
@@ -103,14 +103,7 @@ class Scale:
         """Take note of one whole answer of `tokens` output tokens."""
         self._all.add(tokens)
         for key in ((model, ""), (model, tenant)) if tenant else ((model, ""),):
-            group = self._groups.get(key)
-            if group is None:
-                group = self._groups[key] = SortedWindow(self._window)
-                if len(self._groups) > self._capacity:
-                    self._groups.popitem(last=False)
-            else:
-                self._groups.move_to_end(key)
-            group.add(tokens)
+            _window(self._groups, key, self._window, self._capacity).add(tokens)
 
     def forget(self, model: str, tenant: str, keep: int = 32) -> None:
         """After a drift: keep only the newest `keep` outcomes of the groups this one reads."""
@@ -132,3 +125,69 @@ class Scale:
             for model, tenant, values in state["groups"][-self._capacity :]
         ]
         self._all, self._groups = whole, OrderedDict(groups)
+
+
+class Levels:
+    """How far outcomes lie above the learned model, per (model, tenant): the running median of their log residual.
+
+    The learned model carries the scale each group had when it was trained. Correcting it by residuals, not by raw
+    lengths, leaves it alone when only the mix of requests changes, and finds the scale of a model never seen in
+    training from few outcomes, because what the prompts explain is taken out first.
+    """
+
+    def __init__(self, *, window: int = 256, capacity: int = 512, k: float = 10.0) -> None:
+        self._window = window
+        self._capacity = capacity
+        self._k = k
+        self._groups: OrderedDict[tuple[str, str], SortedWindow] = OrderedDict()
+
+    def level(self, model: str, tenant: str, known: int) -> float:
+        """Return the correction in natural log. `known` is how many outcomes of the model it was trained on."""
+        value = 0.0
+        own = self._groups.get((model, ""))
+        if own:
+            value = len(own) / (len(own) + 5.0 + min(known, 95)) * own.quantile(0.5)
+        narrow = self._groups.get((model, tenant)) if tenant else None
+        if narrow:
+            value += len(narrow) / (len(narrow) + self._k) * (narrow.quantile(0.5) - value)
+        return value
+
+    def observe(self, model: str, tenant: str, residual: float) -> None:
+        """Take in log((tokens + 1) / (predicted + 1)), the prediction being without this correction."""
+        for key in ((model, ""), (model, tenant)) if tenant else ((model, ""),):
+            _window(self._groups, key, self._window, self._capacity).add(residual)
+
+    def forget(self, model: str, tenant: str, keep: int = 16) -> None:
+        """After a drift: keep only the newest `keep` residuals."""
+        for key in {(model, ""), (model, tenant)}:
+            group = self._groups.get(key)
+            if group is not None:
+                self._groups[key] = SortedWindow(self._window, group.values()[-keep:])
+
+    def clear(self) -> None:
+        """A new model starts with no residuals."""
+        self._groups.clear()
+
+    def state(self) -> list[Any]:
+        """Return a JSON-ready copy."""
+        return [[model, tenant, group.values()] for (model, tenant), group in self._groups.items()]
+
+    def restore(self, state: Iterable[Any]) -> None:
+        """Take over `state`. Raises ValueError or TypeError when it is not one."""
+        self._groups = OrderedDict(
+            ((str(m), str(t)), SortedWindow(self._window, map(float, values))) for m, t, values in state
+        )
+
+
+def _window(
+    groups: OrderedDict[tuple[str, str], SortedWindow], key: tuple[str, str], size: int, capacity: int
+) -> SortedWindow:
+    """Return the window of `key`, made if missing; the least recently used leaves beyond `capacity`."""
+    group = groups.get(key)
+    if group is None:
+        group = groups[key] = SortedWindow(size)
+        if len(groups) > capacity:
+            groups.popitem(last=False)
+    else:
+        groups.move_to_end(key)
+    return group

@@ -1,0 +1,90 @@
+"""Outcomes to train on: the newest of every length and model, so that rare lengths are not drowned by common ones.
+
+Strata are (model, log2 of the length), each a ring of its newest rows. Keeping equally many of each would teach the
+wrong distribution, so every row carries the weight that undoes it: a full ring that reaches back over `span`
+outcomes stands for all of its stratum in that span, hence weight 1/span.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Reservoir", "Row", "Stratum"]
+
+
+class Row(NamedTuple):
+    """One outcome."""
+
+    seq: int
+    """Its place in the stream of outcomes, from 0."""
+    at: float
+    """When it was admitted, seconds of the predictor's clock."""
+    model: str
+    tenant: str
+    features: bytes
+    """Packed doubles: small, and one memory copy to hand over."""
+    tokens: float
+    censored: bool
+
+
+class Stratum(NamedTuple):
+    """The rows of one stratum and how many rows of the stream each of them stands for, relative to the others."""
+
+    rows: Sequence[Row]
+    weight: float
+
+
+class Reservoir:
+    """Bounded store of rows: `per_stratum` newest of each stratum, `capacity` in all."""
+
+    def __init__(self, *, per_stratum: int = 1_000, capacity: int = 10_000) -> None:
+        self._per_stratum = per_stratum
+        self._capacity = capacity
+        self._strata: dict[tuple[str, int], deque[Row]] = {}
+        self._overflowed: set[tuple[str, int]] = set()
+        self._size = 0
+        self.seen = 0
+        """Outcomes taken in since the start."""
+
+    def __len__(self) -> int:
+        return self._size
+
+    def add(
+        self, features: Sequence[float], tokens: float, *, censored: bool, model: str, tenant: str, at: float
+    ) -> None:
+        """Take in one outcome."""
+        key = (model, int(tokens + 1).bit_length())
+        stratum = self._strata.get(key)
+        if stratum is None:
+            stratum = self._strata[key] = deque(maxlen=self._per_stratum)
+        if len(stratum) == self._per_stratum:
+            self._overflowed.add(key)
+        else:
+            self._size += 1
+        stratum.append(Row(self.seen, at, model, tenant, array("d", features).tobytes(), tokens, censored))
+        self.seen += 1
+        if self._size > self._capacity:
+            self._shrink()
+
+    def snapshot(self) -> list[Stratum]:
+        """Return a copy of everything; copies pointers only, so it is quick enough for the event loop."""
+        return [
+            Stratum(list(rows), self.seen / (self.seen - rows[0].seq if key in self._overflowed else self.seen))
+            for key, rows in self._strata.items()
+            if rows
+        ]
+
+    def forget(self, model: str) -> None:
+        """Drop a model's rows: after a drift they teach the old lengths."""
+        for key in [key for key in self._strata if key[0] == model]:
+            self._size -= len(self._strata.pop(key))
+            self._overflowed.discard(key)
+
+    def _shrink(self) -> None:
+        key = max(self._strata, key=lambda name: len(self._strata[name]))
+        self._strata[key].popleft()
+        self._overflowed.add(key)
+        self._size -= 1

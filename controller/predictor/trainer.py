@@ -1,0 +1,273 @@
+"""When to train, on what, and how to do it without anybody waiting.
+
+A thread packs the rows, talks to the training process and compiles what comes back, in pieces of well under a
+millisecond between which it sleeps; the event loop only ever asks whether there is a result.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from controller.predictor.export import EnsembleError
+from controller.predictor.model import Group, LengthModel, parse_model
+from controller.predictor.reservoir import Reservoir, Stratum
+from controller.predictor.scale import SortedWindow
+from controller.predictor.worker import EXTRA_COLUMNS
+
+__all__ = ["Job", "Rejected", "Running", "Trainer", "TrainingProcess", "pack", "sklearn_installed"]
+
+log = logging.getLogger("trimtab.predictor")
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything one training needs, taken at one moment."""
+
+    names: tuple[str, ...]
+    strata: Sequence[Stratum]
+    before: float
+    """Only rows admitted before this moment count: of those admitted later only the short ones have finished."""
+    groups: Sequence[Group]
+    incumbent: LengthModel | None
+    limit_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A training that gave no model that may serve, and why."""
+
+    reason: str
+
+
+class Running(Protocol):
+    """A training under way."""
+
+    def result(self) -> LengthModel | Rejected | None:
+        """Return what came of it, None while it runs. Never blocks."""
+        ...
+
+    def cancel(self) -> None:
+        """Stop it; nothing comes of it."""
+        ...
+
+
+class Trainer:
+    """Keeps the rows and decides when a training is due.
+
+    Due every `rows` outcomes, or every `every_s` seconds if there were at least 50; never before `min_rows`, and
+    never before twice the 99th percentile of the durations has passed since the start: until then the outcomes are
+    mostly those of short answers, and a model trained on them would promise short.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        now: float,
+        launch: Callable[[Job], Running] | None = None,
+        every_s: float = 600.0,
+        rows: int = 1_000,
+        min_rows: int = 300,
+        limit_s: float = 60.0,
+    ) -> None:
+        self.names = tuple(names)
+        self._launch = launch or TrainingProcess
+        self._every_s = every_s
+        self._rows = rows
+        self._min_rows = min_rows
+        self._limit_s = limit_s
+        self._started = now
+        self._last = now
+        self._new = 0
+        self._reservoir = Reservoir()
+        self._durations = SortedWindow(512)
+        self._running: Running | None = None
+        self._forced = False
+        self.trainings = 0
+        self.last_result = "none yet"
+
+    def observe(
+        self,
+        features: Sequence[float],
+        tokens: float,
+        *,
+        censored: bool,
+        model: str,
+        tenant: str,
+        at: float,
+        duration_s: float,
+    ) -> None:
+        """Take in one outcome."""
+        self._durations.add(duration_s)
+        self._reservoir.add(features, tokens, censored=censored, model=model, tenant=tenant, at=at)
+        self._new += 1
+
+    def poll(
+        self, now: float, scales: Callable[[str, str], tuple[float, float]], incumbent: LengthModel | None
+    ) -> LengthModel | None:
+        """Start a training if one is due, and return its model once it has passed. Cheap when there is nothing.
+
+        `scales` gives the usual length of a (model, tenant) and the scale in service for it, in tokens.
+        """
+        if self._running is not None:
+            return self._finish(now)
+        if self._due(now):
+            strata = self._reservoir.snapshot()
+            rows = Counter((row.model, row.tenant) for stratum in strata for row in stratum.rows)
+            for (model, tenant), count in list(rows.items()):
+                if tenant:
+                    rows[model, ""] += count
+            groups = [(*group, *scales(*group), count) for group, count in rows.items()]
+            before = now - self._durations.quantile(0.99)
+            job = Job(self.names, strata, before, groups, incumbent, self._limit_s, self.trainings)
+            self.trainings += 1
+            self._new, self._last, self._forced = 0, now, False
+            self._running = self._launch(job)
+        return None
+
+    def force(self, model: str) -> None:
+        """After a drift of `model`: forget its rows, and train as soon as there are enough."""
+        self._reservoir.forget(model)
+        self._forced = True
+
+    def close(self) -> None:
+        """Stop a training that is under way."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+    def snapshot(self) -> dict[str, Any]:
+        """Return a JSON-ready summary."""
+        return {
+            "rows": len(self._reservoir),
+            "new_rows": self._new,
+            "trainings": self.trainings,
+            "training": self._running is not None,
+            "last_result": self.last_result,
+        }
+
+    def _due(self, now: float) -> bool:
+        if len(self._reservoir) < self._min_rows:
+            return False
+        if now - self._started < 2.0 * self._durations.quantile(0.99):
+            return False
+        waited = now - self._last >= self._every_s and self._new >= 50
+        return self.trainings == 0 or self._forced or self._new >= self._rows or waited
+
+    def _finish(self, now: float) -> LengthModel | None:
+        assert self._running is not None
+        result = self._running.result()
+        if result is None:
+            return None
+        self._running = None
+        self._last = now
+        if isinstance(result, Rejected):
+            self.last_result = f"kept the old model: {result.reason}"
+            log.info("length predictor %s", self.last_result)
+            return None
+        self.last_result = f"took a model of {result.report.get('rows')} rows"
+        log.info("length predictor %s", self.last_result)
+        return result
+
+
+class TrainingProcess:
+    """One training in a process of its own, fed and read by a daemon thread."""
+
+    def __init__(self, job: Job, *, command: Sequence[str] | None = None) -> None:
+        self._job = job
+        self._command = command or (sys.executable, "-m", "controller.predictor.worker")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._result: LengthModel | Rejected | None = None
+        self._cancelled = threading.Event()
+        self.thread = threading.Thread(target=self._run, name="length-training", daemon=True)
+        self.thread.start()
+
+    def result(self) -> LengthModel | Rejected | None:
+        """Return what came of it, None while it runs."""
+        return None if self.thread.is_alive() else self._result
+
+    def cancel(self) -> None:
+        """Stop the process; its thread ends by itself."""
+        self._cancelled.set()
+        if self._process is not None:
+            self._process.kill()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._train()
+        except (OSError, ValueError, EnsembleError) as error:
+            self._result = Rejected(f"{type(error).__name__}: {error}")
+        except Exception as error:  # whatever it is, the request path must only ever see "no new model"
+            log.exception("length training broke")
+            self._result = Rejected(f"{type(error).__name__}: {error}")
+
+    def _train(self) -> LengthModel | Rejected:
+        payload, rows = pack(self._job, self._pause)
+        if rows < 50:
+            return Rejected(f"only {rows} rows of requests that had time to finish")
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join([root, os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [root])
+        with subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,  # a Ctrl-C meant for the proxy is the proxy's to handle
+        ) as process:
+            self._process = process
+            if self._cancelled.is_set():
+                process.kill()
+            try:
+                out, err = process.communicate(payload, timeout=self._job.limit_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                return Rejected(f"training took longer than {self._job.limit_s:g} s")
+        if process.returncode:
+            last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
+            return Rejected(f"the training process ended with status {process.returncode}: {last[0]}")
+        lines = out.decode("ascii").splitlines()
+        if len(lines) == 1:
+            return Rejected(str(json.loads(lines[0]).get("rejected", "no model")))
+        return parse_model(lines, names=self._job.names, pause=self._pause)
+
+    def _pause(self) -> None:
+        time.sleep(0.0005)
+
+
+def pack(job: Job, pause: Callable[[], None]) -> tuple[bytes, int]:
+    """Return the training process's input for `job`, and its number of rows."""
+    place = {(group[0], group[1]): float(index) for index, group in enumerate(job.groups)}
+    extra = struct.Struct(f"<{len(EXTRA_COLUMNS)}d")
+    pieces: list[bytes] = []
+    for stratum in job.strata:
+        for index, row in enumerate(stratum.rows):
+            if row.at < job.before:
+                group = place[row.model, row.tenant]
+                pieces += (row.features, extra.pack(row.tokens, row.censored, row.seq, group, stratum.weight))
+            if index % 200 == 199:
+                pause()
+        pause()
+    rows = len(pieces) // 2
+    head = {"names": job.names, "groups": job.groups, "rows": rows, "seed": job.seed, "cpu_s": int(job.limit_s) + 1}
+    lines = job.incumbent.lines if job.incumbent else ()
+    return b"".join([json.dumps(head).encode(), b"\n", *pieces, "\n".join(lines).encode("ascii")]), rows
+
+
+def sklearn_installed() -> bool:
+    """Whether the extra `predictor` is there, without importing it."""
+    return all(importlib.util.find_spec(name) is not None for name in ("numpy", "sklearn"))
