@@ -9,16 +9,17 @@ from typing import Any, Final
 from aiohttp import web
 
 from backend.api.body import read_json
-from backend.api.envelope import NO_GRAMMAR, Envelope, read_envelope
+from backend.api.constraints import check_grammar, read_constraint
+from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
-from backend.api.fields import Field, boolean, integer, mapping, refuse_fields, type_name
+from backend.api.fields import Field, boolean, integer, mapping, refuse_fields
 from backend.api.generation import Choice, collect, generate, total_usage, usage_object
 from backend.api.logprobs import chat_logprobs
 from backend.api.messages import read_messages
 from backend.api.sampling import MAX_LOGPROBS, read_sampling
 from backend.api.service import Service, new_id
 from backend.api.sse import stream_chunks
-from backend.api.tools import ToolCall, ToolParser, Tools, read_tools
+from backend.api.tools import ToolCall, ToolParser, Tools, call_grammar, read_tools
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
 
 __all__ = ["chat", "render_prompt"]
@@ -56,31 +57,6 @@ class Plan:
     def head(self, kind: str) -> dict[str, Any]:
         """Return the keys that every object of this answer starts with."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.envelope.model}
-
-
-def _check_response_format(value: Any) -> None:
-    if value is None:
-        return
-    if not isinstance(value, dict):
-        raise InvalidRequest(
-            f"'response_format' must be an object, not {type_name(value)}.",
-            param="response_format",
-            code="invalid_type",
-        )
-    kind = value.get("type")
-    if kind == "text":
-        return
-    if kind in ("json_object", "json_schema"):
-        raise InvalidRequest(
-            f"'response_format' of type '{kind}' is not supported: {NO_GRAMMAR}",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    raise InvalidRequest(
-        f"'response_format.type' must be 'text', 'json_object' or 'json_schema', but it is {kind!r}.",
-        param="response_format",
-        code="invalid_value",
-    )
 
 
 def _read_logprobs(body: Mapping[str, Any]) -> int | None:
@@ -132,12 +108,29 @@ async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[d
     return ids
 
 
+async def _read_grammar(service: Service, body: Mapping[str, Any], tools: Tools | None) -> str | None:
+    """Return the grammar that the answer must follow: the caller's, or that of a call that must be made."""
+    grammar = read_constraint(body)
+    if tools is not None and grammar is not None:
+        raise InvalidRequest(
+            "'response_format' cannot be combined with 'tools': set 'tool_choice' to 'none'.",
+            param="response_format",
+            code="invalid_value",
+        )
+    param = "response_format"
+    if tools is not None and tools.forced:
+        grammar, param = call_grammar(tools), "tool_choice"
+    if grammar is not None:
+        await check_grammar(service, body, grammar, param)
+    return grammar
+
+
 async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str, str]) -> Plan:
     envelope = read_envelope(service, body, headers)
     refuse_fields(body, REFUSED)
-    _check_response_format(body.get("response_format"))
     logprobs = _read_logprobs(body)
     tools = read_tools(body, service.model.tool_format)
+    grammar = await _read_grammar(service, body, tools)
     ids = await render_prompt(service, body, tools.declared if tools else None)
     room = service.model.max_model_len - len(ids)
     params = read_sampling(
@@ -154,7 +147,7 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
         id=plan_id,
         created=int(service.wall()),
         envelope=envelope,
-        request=envelope.request(plan_id, ids, params),
+        request=envelope.request(plan_id, ids, params, grammar),
         tools=tools,
     )
 

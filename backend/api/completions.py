@@ -9,6 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from backend.api.body import read_json
+from backend.api.constraints import check_grammar, read_constraint
 from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, refuse_fields, token_ids, type_name
@@ -27,7 +28,6 @@ ECHO: Final[Field] = boolean("echo")
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "suffix": (("",), "the model completes text, it does not fill in the middle."),
     "best_of": ((1,), "ask for 'n' choices with 'logprobs' and choose."),
-    "response_format": (({"type": "text"},), "use /v1/chat/completions."),
     "prompt_embeds": ((), "send text or token ids."),
 }
 
@@ -100,6 +100,9 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
             param="echo",
             code="unsupported_parameter",
         )
+    grammar = read_constraint(body)
+    if grammar is not None:
+        await check_grammar(service, body, grammar, "structured_outputs")
     raw = body.get("prompt")
     prompts = await read_prompts(service, raw, "prompt", max_prompts=service.limits.max_prompts)
     plan_id = new_id("cmpl")
@@ -114,7 +117,7 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
             room=service.model.max_model_len - len(ids),
             max_model_len=service.model.max_model_len,
         )
-        requests.append(envelope.request(f"{plan_id}-{position}", ids, params))
+        requests.append(envelope.request(f"{plan_id}-{position}", ids, params, grammar))
     return Plan(
         id=plan_id,
         created=int(service.wall()),

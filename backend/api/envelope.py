@@ -14,15 +14,9 @@ from backend.engine.request import GenerationRequest, SamplingParams
 
 __all__ = ["Envelope", "read_envelope"]
 
-NO_GRAMMAR: Final = "constrained output needs a grammar library, which this worker is not built with."
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "use_beam_search": ((False,), "the engine samples, it does not search."),
     "prompt_logprobs": ((0, False), "log-probabilities are computed for output tokens only."),
-    "guided_json": ((), NO_GRAMMAR),
-    "guided_regex": ((), NO_GRAMMAR),
-    "guided_choice": ((), NO_GRAMMAR),
-    "guided_grammar": ((), NO_GRAMMAR),
-    "structured_outputs": ((), NO_GRAMMAR),
     "logits_processors": (([],), "code is not taken from requests."),
     "allowed_token_ids": ((), "use 'logit_bias'."),
     "bad_words": (([],), "use 'logit_bias'."),
@@ -44,7 +38,9 @@ class Envelope:
     class_slack_s: float
     predicted_tokens: float | None
 
-    def request(self, request_id: str, ids: list[int], params: SamplingParams) -> GenerationRequest:
+    def request(
+        self, request_id: str, ids: list[int], params: SamplingParams, grammar: str | None
+    ) -> GenerationRequest:
         """Return the engine request for one prompt."""
         return GenerationRequest(
             id=request_id,
@@ -55,6 +51,7 @@ class Envelope:
             tenant=self.tenant,
             predicted_tokens=self.predicted_tokens,
             cache_salt=self.cache_salt,
+            grammar=grammar,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 from backend.api.errors import InvalidRequest, ModelNotFound, Unavailable
 from backend.api.fields import wrong_type
@@ -17,6 +17,9 @@ from backend.engine.request import Delta, GenerationRequest
 from backend.engine.stats import EngineStats
 
 __all__ = ["Engine", "Limits", "Pooling", "ServedModel", "Service", "TextTokenizer", "new_id"]
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 Pooling = Literal["mean", "last"]
 
@@ -150,15 +153,19 @@ class Service:
             raise ModelNotFound(f"The model {name[:128]!r} does not exist here; served: {served}.", param="model")
         return name
 
+    async def in_thread(self, function: Callable[[A], R], argument: A) -> R:
+        """Run `function` off the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function, argument)
+
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
         """Tokenise, off the event loop where it is much."""
 
-        def work() -> list[list[int]]:
+        def work(texts: Sequence[str]) -> list[list[int]]:
             return [self.model.tokenizer.encode(text, add_special_tokens) for text in texts]
 
         if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+            return work(texts)
+        return await self.in_thread(work, texts)
 
     def check_prompt(self, ids: list[int], param: str) -> None:
         """Refuse a prompt that is empty or leaves no room for an output token.

@@ -9,11 +9,22 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from backend.api.envelope import NO_GRAMMAR
+from backend.api.constraints import require_grammar
 from backend.api.errors import InvalidRequest
 from backend.api.fields import type_name
+from backend.grammar import source
 
-__all__ = ["HERMES", "LLAMA", "MAX_TOOLS", "ToolCall", "ToolParser", "Tools", "read_tools", "tool_format_of"]
+__all__ = [
+    "HERMES",
+    "LLAMA",
+    "MAX_TOOLS",
+    "ToolCall",
+    "ToolParser",
+    "Tools",
+    "call_grammar",
+    "read_tools",
+    "tool_format_of",
+]
 
 HERMES: Final = "hermes"
 """`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them: Hermes, Qwen2.5, Qwen3."""
@@ -41,6 +52,8 @@ class Tools(NamedTuple):
     declared: list[dict[str, Any]]
     names: frozenset[str]
     format: str
+    forced: bool = False
+    """A call must be made: the whole answer is one, `{"name": ..., "arguments": {...}}`, by grammar."""
 
 
 def tool_format_of(chat_template: str | None) -> str | None:
@@ -80,18 +93,46 @@ def read_tools(body: Mapping[str, Any], tool_format: str | None) -> Tools | None
         InvalidRequest: malformed, or something this model cannot do.
     """
     tools = [] if body.get("tools") is None else _declared(body["tools"])
-    wanted = body.get("tool_choice")
-    if isinstance(wanted, dict) or wanted == "required":
-        raise _bad("tool_choice", f"must be 'auto' or 'none': {NO_GRAMMAR}", "unsupported_parameter")
-    if wanted not in (None, "auto", "none"):
-        raise _bad("tool_choice", f"must be 'auto' or 'none', but it is {wanted!r}.")
-    if wanted == "auto" and not tools:
+    names = frozenset(tool["function"]["name"] for tool in tools)
+    choice = body.get("tool_choice")
+    forced = choice == "required"
+    if isinstance(choice, dict):
+        names, forced = frozenset({_named(choice, names)}), True
+    elif choice not in (None, "auto", "none", "required"):
+        raise _bad("tool_choice", f"must be 'auto', 'none', 'required' or a function, but it is {choice!r}.")
+    if not tools and choice in ("auto", "required"):
         raise _bad("tool_choice", "is only allowed when 'tools' are given.")
-    if not tools or wanted == "none":
+    if not tools or choice == "none":
         return None
     if tool_format is None:
         raise _bad("tools", "is not supported: this model's chat template knows no tools.", "unsupported_parameter")
-    return Tools(tools, frozenset(tool["function"]["name"] for tool in tools), tool_format)
+    if forced:
+        require_grammar("tool_choice")
+    return Tools(tools, names, tool_format, forced)
+
+
+def _named(choice: Mapping[str, Any], names: frozenset[str]) -> str:
+    """Return the function that `tool_choice` names."""
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if choice.get("type") != "function" or name not in names:
+        raise _bad("tool_choice", "must name a function of 'tools': {'type': 'function', 'function': {'name': ...}}.")
+    return str(name)
+
+
+def call_grammar(tools: Tools) -> str:
+    """Return the grammar of exactly one call of one of `tools.names`."""
+    calls = [
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": function.get("parameters") or {"type": "object"}},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        for function in (tool["function"] for tool in tools.declared)
+        if (name := function["name"]) in tools.names
+    ]
+    return source.from_json_schema({"anyOf": calls})
 
 
 class ToolParser:
@@ -104,7 +145,7 @@ class ToolParser:
     def __init__(self, tools: Tools) -> None:
         self._tools = tools
         self._held = ""
-        self._calling = False
+        self._calling = tools.forced
         self._plain = False
 
     def feed(self, text: str) -> str:
@@ -141,11 +182,11 @@ class ToolParser:
         if not self._calling:
             return held, ()
         try:
-            parse = _parse_hermes if self._tools.format == HERMES else _parse_llama
-            rest, calls = parse(held)
+            hermes = self._tools.format == HERMES and not self._tools.forced
+            rest, calls = (_parse_hermes if hermes else _parse_llama)(held)
         except ValueError:
             return held, ()
-        if self._tools.format == LLAMA and any(call.name not in self._tools.names for call in calls):
+        if not hermes and any(call.name not in self._tools.names for call in calls):
             return held, ()  # JSON that was the answer itself
         return rest, calls
 

@@ -10,12 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from backend.engine.core import EngineCore
+from backend.engine.core import EngineCore, GrammarFactory
 from backend.engine.errors import EngineError
 from backend.engine.options import EngineInfo, EngineOptions, default_threads
 from backend.engine.runner import ModelRunner, blocks_that_fit
+from backend.grammar import source
 from backend.models.errors import ModelError
-from backend.weights.loader import load_model
+from backend.weights.loader import LoadedModel, load_model
 from policies.registry import PolicyError, create_policy
 
 __all__ = ["build_core", "choose_device"]
@@ -61,7 +62,17 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
         clock=time.monotonic,
         seeds=random.Random(secrets.randbits(64)),
         root=secrets.token_bytes(32),
+        grammars=_grammars(loaded, runner.vocab_size),
     )
     progress("ready", 1.0)
     dtype = str(loaded.model.dtype).removeprefix("torch.")
     return core, replace(core.info, device=str(device), dtype=dtype, load_s=time.monotonic() - started)
+
+
+def _grammars(loaded: LoadedModel, vocab_size: int) -> GrammarFactory | None:
+    """Return what constrains outputs, where the grammar library is installed; the engine does not need it."""
+    if not source.available():
+        return None
+    from backend.grammar.matcher import Grammars
+
+    return Grammars(loaded.tokenizer.backend.to_str, vocab_size, loaded.eos_token_ids)

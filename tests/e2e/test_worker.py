@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import random
 from collections.abc import AsyncIterator, Iterator
@@ -179,6 +180,31 @@ async def test_embeddings_are_unit_vectors_that_tell_meaning_apart(client: opena
     for vector in (cat, kitten, revenue):
         assert dot(vector, vector) == pytest.approx(1, abs=1e-4)
     assert dot(cat, kitten) > dot(cat, revenue)
+
+
+async def test_demanded_json_is_what_comes(client: openai.AsyncOpenAI) -> None:
+    pytest.importorskip("llguidance")
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "country": {"enum": ["France", "Japan"]}},
+        "required": ["city", "country"],
+        "additionalProperties": False,
+    }
+    answer = await client.chat.completions.create(
+        model="demo",
+        messages=[{"role": "user", "content": "Name a city."}],
+        response_format={"type": "json_schema", "json_schema": {"name": "city", "schema": schema}},
+        n=3,
+        seed=3,
+        max_tokens=80,
+    )
+    for choice in answer.choices:
+        assert choice.finish_reason == "stop"
+        document = json.loads(choice.message.content or "")
+        assert document["country"] in ("France", "Japan")
+        assert len(document["city"]) <= 20
+    chosen = await complete(client, "Is the sky blue? Answer:", extra_body={"guided_choice": ["yes", "no"]})
+    assert chosen.choices[0].text in ("yes", "no")
 
 
 async def test_models_and_health(worker: WorkerProcess, client: openai.AsyncOpenAI) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -227,3 +228,32 @@ async def test_stop_string_is_reported(worker: Worker) -> None:
     )
     chunks = await stream(worker, stop=["capital"])
     assert chunks[-2]["choices"][0]["stop_reason"] == "capital"
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"type": "object"}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer"}}}},
+            {"type": "integer"},
+        ),
+        ({"structured_outputs": {"json": {"type": "string"}}}, {"type": "string"}),
+        ({"guided_json": {"type": "boolean"}}, {"type": "boolean"}),
+    ],
+)
+async def test_demanded_json_reaches_the_engine_as_a_grammar(
+    worker: Worker, body: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    pytest.importorskip("llguidance")
+    status, _ = await worker.post(CHAT, messages=HELLO, **body)
+    assert status == 200
+    grammar = worker.engine.requests[0].grammar
+    assert grammar is not None
+    schema = json.loads(grammar)["grammars"][0]["json_schema"]
+    assert {key: value for key, value in schema.items() if key != "x-guidance"} == expected
+
+
+async def test_free_text_has_no_grammar(worker: Worker) -> None:
+    await worker.post(CHAT, messages=HELLO, response_format={"type": "text"})
+    assert worker.engine.requests[0].grammar is None

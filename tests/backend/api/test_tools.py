@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.api.errors import InvalidRequest
-from backend.api.tools import HERMES, LLAMA, ToolParser, Tools, read_tools, tool_format_of
+from backend.api.tools import HERMES, LLAMA, ToolParser, Tools, call_grammar, read_tools, tool_format_of
+from backend.grammar import source
 
 ONE = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 TWO = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
@@ -96,5 +98,34 @@ def test_tool_choice_none_hides_the_tools() -> None:
     found = read_tools({"tools": declared}, HERMES)
     assert found is not None
     assert found.names == {"f"}
-    with pytest.raises(InvalidRequest, match="grammar"):
-        read_tools({"tools": declared, "tool_choice": {"type": "function", "function": {"name": "f"}}}, HERMES)
+
+
+def declared(*names: str) -> list[dict[str, Any]]:
+    parameters = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    return [{"type": "function", "function": {"name": name, "parameters": parameters}} for name in names]
+
+
+@pytest.mark.parametrize(
+    ("choice", "names"), [("required", {"f", "g"}), ({"type": "function", "function": {"name": "g"}}, {"g"})]
+)
+def test_forced_choice_narrows_the_tools_to_a_grammar_of_one_call(choice: Any, names: set[str]) -> None:
+    pytest.importorskip("llguidance")
+    found = read_tools({"tools": declared("f", "g"), "tool_choice": choice}, HERMES)
+    assert found is not None
+    assert found.forced
+    assert found.names == names
+    source.check(call_grammar(found))
+    parser = ToolParser(found)
+    assert parser.feed('{"name": "g", ') + parser.feed('"arguments": {"x": 1}}') == ""
+    assert [(call.name, call.arguments) for call in parser.finish()[1]] == [("g", '{"x":1}')]
+
+
+def test_forced_call_that_was_cut_short_is_content() -> None:
+    parser = ToolParser(Tools(declared("g"), frozenset({"g"}), HERMES, forced=True))
+    assert parser.feed('{"name": "g", "argu') == ""
+    assert parser.finish() == ('{"name": "g", "argu', ())
+
+
+def test_choice_of_a_tool_that_is_not_there_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="must name a function of 'tools'"):
+        read_tools({"tools": declared("f"), "tool_choice": {"type": "function", "function": {"name": "h"}}}, HERMES)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from backend.grammar import source
 from tests.backend.api.conftest import StartWorker, Worker
 
 CHAT = "/v1/chat/completions"
@@ -13,7 +14,7 @@ TEXT = "/v1/completions"
 EMBED = "/v1/embeddings"
 HELLO = [{"role": "user", "content": "hello"}]
 
-BOTH: list[tuple[dict[str, Any], str, str]] = [
+BOTH: list[tuple[dict[str, Any], str | None, str]] = [
     # (body, parameter named, what the message must say)
     ({"temperature": -1}, "temperature", "between 0 and 2"),
     ({"temperature": 2.5}, "temperature", "between 0 and 2"),
@@ -57,7 +58,21 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"model": 5}, "model", "a string, not number"),
     ({"use_beam_search": True}, "use_beam_search", "not supported"),
     ({"prompt_logprobs": 3}, "prompt_logprobs", "not supported"),
-    ({"guided_json": {}}, "guided_json", "grammar library"),
+    ({"guided_json": "x"}, "guided_json", "a JSON schema"),
+    ({"guided_json": {"type": "strin"}}, None, "Invalid type: strin"),
+    ({"guided_regex": 5}, "guided_regex", "a string"),
+    ({"guided_regex": "(?=x)y"}, None, "look-around"),
+    ({"guided_choice": []}, "guided_choice", "between 1 and 1024"),
+    ({"guided_choice": ["a", ""]}, "guided_choice", "non-empty strings"),
+    ({"guided_grammar": "nonsense ::="}, None, "cannot be enforced"),
+    ({"structured_outputs": {}}, "structured_outputs", "exactly one of 'json'"),
+    ({"structured_outputs": {"yaml": 1}}, "structured_outputs", "exactly one of 'json'"),
+    ({"structured_outputs": {"json": {}}, "guided_choice": ["a"]}, "guided_choice", "cannot be combined"),
+    ({"guided_choice": ["a"], "ignore_eos": True}, "ignore_eos", "cannot be combined"),
+    ({"guided_choice": ["a"], "min_tokens": 2}, "min_tokens", "cannot be combined"),
+    ({"response_format": {"type": "json_schema"}}, "response_format", "schema' must be an object"),
+    ({"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
+    ({"response_format": "text"}, "response_format", "an object"),
     ({"best_of": 4}, "best_of", "not supported"),
 ]
 
@@ -80,10 +95,6 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"logprobs": 3}, "logprobs", "a boolean"),
     ({"top_logprobs": 3}, "top_logprobs", "only allowed when 'logprobs' is true"),
     ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "grammar library"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "grammar library"),
-    ({"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
-    ({"response_format": "text"}, "response_format", "an object"),
     ({"functions": [{"name": "f"}]}, "functions", "use 'tools'"),
     ({"modalities": ["audio"]}, "modalities", "text only"),
     ({"chat_template": "x"}, "chat_template", "not taken from requests"),
@@ -91,7 +102,9 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "knows no tools"),
     ({"tools": 5}, "tools", "an array"),
     ({"tools": [5]}, "tools[0]", "type 'function'"),
-    ({"tool_choice": "required"}, "tool_choice", "grammar library"),
+    ({"tool_choice": "required"}, "tool_choice", "'tools'"),
+    ({"tool_choice": "maybe"}, "tool_choice", "'required' or a function"),
+    ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "must name a function"),
     ({"tool_choice": "auto"}, "tool_choice", "'tools'"),
 ]
 
@@ -132,12 +145,12 @@ CASES = [
 
 @pytest.mark.parametrize(("path", "body", "param", "text"), CASES)
 async def test_wrong_parameter_is_named_with_what_is_accepted(
-    worker: Worker, path: str, body: dict[str, Any], param: str, text: str
+    worker: Worker, path: str, body: dict[str, Any], param: str | None, text: str
 ) -> None:
     status, answer = await worker.post(path, **body)
     assert status == 400
     error = answer["error"]
-    assert error["param"] == param
+    assert error["param"] == param if param else error["code"] == "invalid_grammar"
     assert text in error["message"]
     assert error["type"] == "invalid_request_error"
     assert error["code"]
@@ -218,6 +231,25 @@ async def test_unknown_fields_and_neutral_values_are_accepted(worker: Worker) ->
     )
     assert status == 200
     assert worker.engine.requests[0].params.max_tokens == 16
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json": {}}},
+        {"guided_choice": ["a"]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"},
+    ],
+)
+async def test_without_the_grammar_extra_the_answer_names_it(
+    start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch, body: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(source, "available", lambda: False)
+    worker = await start_worker(tool_format="hermes")
+    status, answer = await worker.post(CHAT, messages=HELLO, **body)
+    assert (status, answer["error"]["code"]) == (400, "unsupported_parameter")
+    assert "trimtab[grammar]" in answer["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,151 @@
+"""`response_format`, `structured_outputs` and their older names: what the text must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from backend.api.errors import InvalidRequest
+from backend.api.fields import boolean, integer, type_name, wrong_type
+from backend.api.service import Service
+from backend.grammar import source
+
+__all__ = ["GUIDED", "check_grammar", "read_constraint", "require_grammar"]
+
+MAX_CHOICES: Final = 1024
+RESPONSE_FORMATS: Final = ("text", "json_object", "json_schema")
+
+
+def require_grammar(param: str) -> None:
+    """Refuse what only the grammar library can do, where it is not installed.
+
+    Raises:
+        InvalidRequest: naming the parameter and the extra.
+    """
+    if not source.available():
+        raise InvalidRequest(
+            f"'{param}' is not supported: {source.MISSING}", param=param, code="unsupported_parameter"
+        )
+
+
+def _schema(param: str, value: Any) -> str:
+    if not isinstance(value, dict):
+        raise wrong_type(param, "a JSON schema (an object)", value)
+    return source.from_json_schema(value)
+
+
+def _text(build: Callable[[str], str]) -> Callable[[str, Any], str]:
+    def read(param: str, value: Any) -> str:
+        if not isinstance(value, str):
+            raise wrong_type(param, "a string", value)
+        return build(value)
+
+    return read
+
+
+def _choices(param: str, value: Any) -> str:
+    if not isinstance(value, list) or not all(isinstance(item, str) and item for item in value):
+        raise wrong_type(param, "an array of non-empty strings", value)
+    if not 1 <= len(value) <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"'{param}' must have between 1 and {MAX_CHOICES} entries, but it has {len(value)}.",
+            param=param,
+            code="invalid_value",
+        )
+    return source.from_choices(value)
+
+
+_KINDS: Final[Mapping[str, Callable[[str, Any], str]]] = {
+    "json": _schema,
+    "regex": _text(source.from_regex),
+    "choice": _choices,
+    "grammar": _text(source.from_lark),
+}
+GUIDED: Final = tuple(f"guided_{kind}" for kind in _KINDS)
+"""The older names of the keys of `structured_outputs`."""
+
+
+def _response_format(value: Any) -> str | None:
+    if not isinstance(value, dict):
+        raise wrong_type("response_format", "an object", value)
+    kind = value.get("type")
+    if kind not in RESPONSE_FORMATS:
+        raise InvalidRequest(
+            f"'response_format.type' must be one of {', '.join(map(repr, RESPONSE_FORMATS))}, but it is {kind!r}.",
+            param="response_format",
+            code="invalid_value",
+        )
+    if kind == "text":
+        return None
+    require_grammar("response_format")
+    if kind == "json_object":
+        return source.any_json_object()
+    described = value.get("json_schema")
+    schema = described.get("schema") if isinstance(described, dict) else None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(
+            f"'response_format.json_schema.schema' must be an object, not {type_name(schema)}.",
+            param="response_format",
+            code="invalid_type",
+        )
+    return source.from_json_schema(schema)
+
+
+def _structured_outputs(value: Any) -> str:
+    if not isinstance(value, dict):
+        raise wrong_type("structured_outputs", "an object", value)
+    given = {kind: setting for kind, setting in value.items() if setting is not None}
+    if len(given) != 1 or not given.keys() <= _KINDS.keys():
+        raise InvalidRequest(
+            f"'structured_outputs' must have exactly one of {', '.join(map(repr, _KINDS))}.",
+            param="structured_outputs",
+            code="invalid_value",
+        )
+    ((kind, setting),) = given.items()
+    return _KINDS[kind]("structured_outputs", setting)
+
+
+def read_constraint(body: Mapping[str, Any]) -> str | None:
+    """Return the grammar that a request demands, not yet compiled; None where the text is free.
+
+    Raises:
+        InvalidRequest: malformed, several at once, or the grammar library is not installed.
+    """
+    wanted = [name for name in ("response_format", "structured_outputs", *GUIDED) if body.get(name) is not None]
+    grammars: dict[str, str] = {}
+    for name in wanted:
+        if name == "response_format":
+            grammar = _response_format(body[name])
+        else:
+            require_grammar(name)
+            if name == "structured_outputs":
+                grammar = _structured_outputs(body[name])
+            else:
+                grammar = _KINDS[name.removeprefix("guided_")](name, body[name])
+        if grammar is not None:
+            grammars[name] = grammar
+    if len(grammars) > 1:
+        first, second, *_ = grammars
+        raise InvalidRequest(f"'{second}' cannot be combined with '{first}'.", param=second, code="invalid_value")
+    return next(iter(grammars.values()), None)
+
+
+async def check_grammar(service: Service, body: Mapping[str, Any], grammar: str, param: str) -> None:
+    """Compile a grammar, off the event loop, and refuse what cannot go with one.
+
+    Raises:
+        InvalidRequest: it cannot be enforced, or a parameter keeps the text from ending where the grammar does.
+    """
+    for field, harmless in ((boolean("ignore_eos"), False), (integer("min_tokens", 0, None, 0), 0)):
+        if field.read(body) != harmless:
+            raise InvalidRequest(
+                f"'{field.name}' cannot be combined with '{param}': the text ends where its grammar does.",
+                param=field.name,
+                code="invalid_value",
+            )
+    try:
+        await service.in_thread(source.check, grammar)
+    except source.GrammarError as error:
+        raise InvalidRequest(
+            f"'{param}' cannot be enforced: {error}.", param=param, code="invalid_grammar"
+        ) from error
