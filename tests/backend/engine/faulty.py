@@ -1,0 +1,50 @@
+"""Engines with something wrong, for the process to start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import torch
+
+from backend.engine.core import EngineCore
+from backend.engine.errors import EngineError
+from backend.engine.options import EngineInfo, EngineOptions
+from backend.engine.step import StepInput
+from tests.backend.engine.fake import FakeRunner, fake_core
+
+Progress = Callable[[str, float], None]
+
+
+def unloadable(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    raise EngineError("the disk is on fire")
+
+
+def broken(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    raise ValueError("surprise")
+
+
+def vanishing(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    os._exit(7)
+
+
+class FailingRunner(FakeRunner):
+    def execute(self, step: StepInput) -> torch.Tensor:
+        raise RuntimeError("no more")
+
+
+def failing(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    core = fake_core(options, runner=FailingRunner(64, 4))
+    return core, core.info
+
+
+class EmbeddingFake(FakeRunner):
+    def embed(self, token_ids: list[list[int]], pooling: str) -> torch.Tensor:
+        if not all(token_ids):
+            raise ValueError("empty")
+        return torch.tensor([[sum(ids) / len(ids), float(len(ids))] for ids in token_ids])
+
+
+def embedding(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    core = fake_core(options, runner=EmbeddingFake(64, 4))
+    return core, core.info
