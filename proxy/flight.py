@@ -17,12 +17,13 @@ from proxy.matching import Candidate
 from proxy.merging import outcome_of
 from proxy.outcome import BadInput, Draining, NoRoute, Outcome, Refused, to_reply
 from proxy.pool import Pool
-from proxy.relay import Framing, Relay, chunked_body
+from proxy.relay import Framing, Relay, chunked_body, cut_short, reset
 from proxy.reply import head_bytes
 from proxy.service import Service
 from proxy.ticket import Ticket
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import BadRequest, Call, Head, WireFormat
@@ -273,6 +274,8 @@ class Flight:
         self._tap(fields.content_type)
         if ticket.tap is not None:
             ticket.tap.feed(body)
+        if cut_short(exchange, ticket.tap):
+            raise UpstreamError(Failure.RESET, "the stream ended before its end mark")
         ticket.streamed = self.call is not None and self.call.stream and fields.is_event_stream
         length: int | None = len(body)
         if exchange.bodiless:
@@ -311,7 +314,6 @@ class Flight:
             chunked=framing == Framing.CHUNKED,
             known_id=fields.has_request_id,
         )
-        ticket.ended(_result_of(exchange.status), exchange.status)
         try:
             data = exchange.take()
             if data:
@@ -320,14 +322,16 @@ class Flight:
             await relay.finish(exchange, self.request.writer.drain)
         finally:
             ticket.first_byte, ticket.last_byte = relay.first_byte, relay.last_byte
-            if not relay.done:
-                ticket.result = Result.CANCELLED
-        if relay.broken:
-            self.close = True
-            error = exchange.error
-            ticket.result = Result.TIMEOUT if error is not None and error.is_timeout else Result.FAILED
-            if exchange.fault is None:
-                pool.group.broke(endpoint)
+            if relay.broken:
+                # A broken answer closes the client's connection, so being cancelled just now means nothing.
+                self.close = True
+                error = exchange.error
+                timed_out = error is not None and error.is_timeout
+                ticket.ended(Result.TIMEOUT if timed_out else Result.FAILED, exchange.status)
+                if exchange.fault is None:
+                    pool.group.broke(endpoint)
+            elif relay.done:
+                ticket.ended(_result_of(exchange.status), exchange.status)
 
     def _tap(self, content_type: bytes) -> None:
         if self.call is not None and self.wire is not None:
@@ -376,6 +380,7 @@ class Flight:
             extra.append(b"X-Trimtab-Queue-Ms: %.1f\r\n" % (1000.0 * (ticket.dispatched - ticket.arrival)))
         head = head_bytes(status, reason, fields, length=length, chunked=chunked, close=self.close, extra=extra)
         self.started = True
+        ticket.code = status
         self.incoming.transport.write(head + body if len(body) < 65536 else head)
         if len(body) >= 65536:
             self.incoming.transport.write(body)
@@ -397,8 +402,8 @@ class Flight:
         ticket, transport = self.ticket, self.incoming.transport
         if self.started:
             self.close = True
-            transport.abort()
-            ticket.result = outcome.result
+            reset(transport)
+            ticket.ended(outcome.result, ticket.code)
             return
         ticket.ended(outcome.result, outcome.status)
         if transport.is_closing():

@@ -14,14 +14,13 @@ from time import monotonic
 
 from aiohttp import web
 
-from controller.observation import Result
 from proxy.flight import Flight
 from proxy.headers import RequestFields
 from proxy.incoming import Incoming, Limits
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 from proxy.merging import outcome_of
-from proxy.outcome import ClientGone, InternalFault, Refused
+from proxy.outcome import InternalFault, Refused
 from proxy.reply import SENT_CLOSE, SENT_KEEP
 from proxy.service import Service
 from proxy.ticket import Ticket
@@ -73,13 +72,12 @@ class Handler:
         except Refused as refused:
             flight.refuse(refused.outcome)
         except asyncio.CancelledError:
-            gone = ClientGone()
-            ticket.ended(gone.result, gone.status)
+            ticket.left()
             raise
         except UpstreamError as error:
             flight.refuse(outcome_of(error))
         except ConnectionError:
-            ticket.ended(Result.CANCELLED, ClientGone.status)
+            ticket.left()
             flight.close = True
         except Exception:
             log.exception("request %s failed inside the proxy", ticket.id)

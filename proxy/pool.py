@@ -173,7 +173,7 @@ class Pool:
 
     def unqueued(self) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
-        return self.leases.grant(self._pick())
+        return self.leases.grant(self._pick(0.0))
 
     async def enter(self, ticket: Ticket, tokens: float, *, express: bool, deadline: float) -> Lease:
         """Wait for a slot and return the lease on it. Raises Refused. The caller must release the lease."""
@@ -259,15 +259,15 @@ class Pool:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _pick(self) -> Endpoint:
-        endpoint = self.group.pick()
+    def _pick(self, tokens: float) -> Endpoint:
+        endpoint = self.group.pick(tokens)
         if endpoint is None:
             raise Refused(NoUpstream(after_s=self.group.retry_after_s()))
         return endpoint
 
     def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
-        lease = self.leases.grant(self._pick(), tokens, self._gate_released)
+        lease = self.leases.grant(self._pick(tokens), tokens, self._gate_released)
         self._running[lease] = (now, 1)
         self._items_inflight += 1
         ticket.dispatched = now
@@ -295,7 +295,7 @@ class Pool:
     def _dispatch(self, batch: Batch) -> None:
         """The merger closed a batch."""
         members = cast("list[MergeTurn]", batch.members)
-        endpoint = self.group.pick(self._slots.full())
+        endpoint = self.group.pick(batch.tokens, self._slots.full())
         if endpoint is None:
             for member in members:
                 member.dropped(Drop.NO_UPSTREAM)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
@@ -11,7 +13,10 @@ from proxy.headers import RawHeaders, lines_of
 from proxy.upstream.exchange import Exchange
 from proxy.wire.base import Tap
 
-__all__ = ["Client", "Framing", "Relay", "chunked_body"]
+__all__ = ["Client", "Framing", "Relay", "chunked_body", "cut_short", "reset"]
+
+
+_NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Client(Protocol):
@@ -97,7 +102,7 @@ class Relay:
         """End the body, or make plain that it has no end."""
         self.done = True
         transport = self._transport
-        if exchange.error is None and not self._cut_short(exchange):
+        if exchange.error is None and not cut_short(exchange, self._tap):
             if self._framing == Framing.CHUNKED and not transport.is_closing():
                 transport.write(_last_chunk(exchange.trailers))
         else:
@@ -114,23 +119,19 @@ class Relay:
                 await drain()  # type: ignore[misc]
             exchange.resume()
 
-    def _cut_short(self, exchange: Exchange) -> bool:
-        """Whether a body that only closing ends stopped before the protocol's own end mark."""
-        tap = self._tap
-        return exchange.until_close and tap is not None and tap.tokens_seen > 0 and not tap.finished()
-
     def _break(self, exchange: Exchange) -> None:
         transport = self._transport
         if transport.is_closing():
             return
         if self._framing == Framing.CHUNKED and self._error_frame is not None:
-            # Inside a half-sent event it would be taken for the rest of it.
-            frame = self._error_frame(exchange) if self._tap is None or self._tap.at_boundary() else b""
+            # Inside a half-sent event it would be taken for the rest of it, and after the end mark it is too late.
+            tap = self._tap
+            wanted = tap is None or (tap.at_boundary() and not tap.finished())
+            frame = self._error_frame(exchange) if wanted else b""
             if frame:
                 transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
         if self._framing == Framing.CLOSE:
-            # Closing is what would end it cleanly, so it must be a reset.
-            transport.abort()
+            reset(transport)
         else:
             transport.close()
 
@@ -138,6 +139,21 @@ class Relay:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def cut_short(exchange: Exchange, tap: Tap | None) -> bool:
+    """Tell whether an event stream that only closing ends stopped before its protocol's own end mark."""
+    if not exchange.until_close or tap is None or type(tap).finished is Tap.finished:
+        return False
+    return exchange.fields.is_event_stream and not tap.finished()
+
+
+def reset(transport: asyncio.Transport) -> None:
+    """Close a connection so that its end cannot be taken for the end of a body: by a reset."""
+    sock = transport.get_extra_info("socket")
+    if sock is not None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
+    transport.abort()
 
 
 def chunked_body(body: bytes, trailers: RawHeaders) -> bytes:

@@ -21,6 +21,7 @@ class Ticket:
         "call",
         "code",
         "dispatched",
+        "final",
         "first_byte",
         "generation",
         "id",
@@ -57,11 +58,20 @@ class Ticket:
         self.upstream = ""
         self.result = Result.CANCELLED
         self.code = 499
+        self.final = False
+        """Whether the answer is over, so that a client that leaves now has had it."""
 
     def ended(self, result: Result, code: int) -> None:
         """Take note of how it ended and which status the client saw."""
         self.result = result
         self.code = code
+        self.final = True
+
+    def left(self) -> None:
+        """The client went away; that counts only while it is owed something."""
+        if not self.final:
+            self.result = Result.CANCELLED
+            self.code = 499
 
     def observation(self, pool: str, done: float) -> Observation:
         """Sum it up. Token counts are the upstream's own where the tap found them."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HEAD_BYTES", "Connection"]
 
-MAX_HEAD_BYTES = 256 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 """An answer's status line and headers may not be longer."""
 _TICK_S = 0.0005
 
@@ -129,8 +129,8 @@ class Connection(asyncio.Protocol):
             await self._drained
 
     def pause(self) -> None:
-        """Take no more from the upstream for now."""
-        if not self._paused and not self._eof and not self.transport.is_closing():
+        """Take no more from the upstream for now. A connection at rest is never paused: nobody would resume it."""
+        if self._exchange is not None and not self._paused and not self._eof and not self.transport.is_closing():
             self._paused = True
             self.transport.pause_reading()
 
@@ -167,6 +167,12 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
             return
         exchange.heard = True
+        if not exchange.started:
+            # Counts what came before this read, so a short head and a long piece of body in one are no matter.
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._fail(UpstreamError(Failure.PROTOCOL, f"header section longer than {MAX_HEAD_BYTES} bytes"))
+                return
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -176,11 +182,6 @@ class Connection(asyncio.Protocol):
             self._deliver(exchange)
             self._fail(UpstreamError(Failure.PROTOCOL, str(error)))
             return
-        if not exchange.started:
-            self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._fail(UpstreamError(Failure.PROTOCOL, f"header section longer than {MAX_HEAD_BYTES} bytes"))
-                return
         self._deliver(exchange)
 
     def eof_received(self) -> bool:

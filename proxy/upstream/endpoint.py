@@ -140,10 +140,13 @@ class Endpoint:
         """Return when asking it is expected to make sense again."""
         return max(1.0, self.ejected_until - now, self.overloaded_until - now)
 
-    @property
-    def score(self) -> float:
-        """Outstanding work relative to weight, raised for whoever fails: failing fast must not look like speed."""
-        return (self.work + self.inflight + 1.0) / self.weight * (1.0 + _FAILURE_PENALTY * self.failure_rate)
+    def score(self, work: float) -> float:
+        """Return the work outstanding with `work` tokens more, relative to the weight.
+
+        It is raised for whoever fails: failing fast must not look like being fast.
+        """
+        outstanding = self.work + self.inflight + work + 1.0
+        return outstanding / self.weight * (1.0 + _FAILURE_PENALTY * self.failure_rate)
 
     def entered(self, work: float) -> bool:
         """Count one more call in. Returns whether it is the one trial of an ejected upstream."""

@@ -54,9 +54,9 @@ class Group:
         self._on_retry = on_retry
         self._loop = asyncio.get_running_loop()
 
-    def pick(self, exclude: Sequence[Endpoint] = ()) -> Endpoint | None:
-        """Return whom to ask next, None when nobody may be asked."""
-        return self._router.pick(self.endpoints, monotonic(), exclude)
+    def pick(self, work: float = 0.0, exclude: Sequence[Endpoint] = ()) -> Endpoint | None:
+        """Return whom to ask for a call of `work` tokens, None when nobody may be asked."""
+        return self._router.pick(self.endpoints, monotonic(), work=work, exclude=exclude)
 
     def retry_after_s(self) -> float:
         """Return when somebody may be asked again."""
@@ -98,7 +98,7 @@ class Group:
                     return exchange
                 endpoint.overloaded(monotonic(), _seconds(exchange.fields.retry_after))
                 tried.append(endpoint)
-                other = self._next(outgoing, tried, retries, same_allowed=False)
+                other = self._next(lease, outgoing, tried, retries, same_allowed=False)
                 if other is None:
                     return exchange
                 exchange.abort()
@@ -110,7 +110,7 @@ class Group:
                 tried.append(endpoint)
                 if error.is_timeout and error.failure is not Failure.CONNECT_TIMEOUT:
                     raise error
-                other = self._next(outgoing, tried, retries, same_allowed=error.failure is Failure.RESET)
+                other = self._next(lease, outgoing, tried, retries, same_allowed=error.failure is Failure.RESET)
                 if other is None:
                     raise error
             retries += 1
@@ -185,14 +185,14 @@ class Group:
                     pump.cancel()
 
     def _next(
-        self, outgoing: Outgoing, tried: list[Endpoint], retries: int, *, same_allowed: bool
+        self, lease: Lease, outgoing: Outgoing, tried: list[Endpoint], retries: int, *, same_allowed: bool
     ) -> Endpoint | None:
         """Return whom to try next, None when there is to be no next try."""
         if retries >= self._max_retries or not outgoing.replayable:
             return None
-        other = self.pick(tried)
+        other = self.pick(lease.work, tried)
         if other is None and same_allowed and len(self.endpoints) == len(tried) == 1:
-            other = self.pick()
+            other = self.pick(lease.work)
         if other is None or not self._budget.take(monotonic()):
             return None
         return other

@@ -13,8 +13,13 @@ __all__ = ["LeastWork", "RoundRobin", "Router"]
 class Router(Protocol):
     """Picks among endpoints."""
 
-    def pick(self, endpoints: Sequence[Endpoint], now: float, exclude: Collection[Endpoint] = ()) -> Endpoint | None:
-        """Return the endpoint to ask, None when none may be asked. `exclude` names those tried already."""
+    def pick(
+        self, endpoints: Sequence[Endpoint], now: float, *, work: float = 0.0, exclude: Collection[Endpoint] = ()
+    ) -> Endpoint | None:
+        """Return the endpoint to ask for a call of `work` tokens, None when none may be asked.
+
+        `exclude` names those tried already.
+        """
         ...
 
 
@@ -26,7 +31,9 @@ class LeastWork:
     def __init__(self) -> None:
         self._turn = 0
 
-    def pick(self, endpoints: Sequence[Endpoint], now: float, exclude: Collection[Endpoint] = ()) -> Endpoint | None:
+    def pick(
+        self, endpoints: Sequence[Endpoint], now: float, *, work: float = 0.0, exclude: Collection[Endpoint] = ()
+    ) -> Endpoint | None:
         """Return the endpoint to ask, None when none may be asked."""
         if len(endpoints) == 1:
             only = endpoints[0]
@@ -36,7 +43,7 @@ class LeastWork:
         if not candidates:
             return None
         shift = self._turn % len(candidates)
-        return min(candidates[shift:] + candidates[:shift], key=lambda endpoint: endpoint.score)
+        return min(candidates[shift:] + candidates[:shift], key=lambda endpoint: endpoint.score(work))
 
 
 class RoundRobin:
@@ -47,7 +54,9 @@ class RoundRobin:
     def __init__(self) -> None:
         self._credit: dict[Endpoint, float] = {}
 
-    def pick(self, endpoints: Sequence[Endpoint], now: float, exclude: Collection[Endpoint] = ()) -> Endpoint | None:
+    def pick(
+        self, endpoints: Sequence[Endpoint], now: float, *, work: float = 0.0, exclude: Collection[Endpoint] = ()
+    ) -> Endpoint | None:
         """Return the endpoint to ask, None when none may be asked."""
         candidates = _candidates(endpoints, now, exclude)
         if not candidates:

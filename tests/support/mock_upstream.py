@@ -63,6 +63,8 @@ class Behaviour:
     """Close the connection right after the answer, without having said so."""
     body: str | None = None
     """Answer with exactly this body."""
+    body_size: int | None = None
+    """Answer with so many bytes."""
     encoding: str | None = None
     """Content-Encoding to claim for it."""
     echo: bool = False
@@ -318,6 +320,8 @@ class MockUpstream:
             return how.status, seen.header("content-type") or "application/octet-stream", [seen.body]
         if how.body is not None:
             return how.status, "application/json", [how.body.encode()]
+        if how.body_size is not None:
+            return how.status, "application/octet-stream", [b"x" * how.body_size]
         path = seen.target.partition("?")[0]
         if how.status != 200:
             return how.status, "application/json", [_error(f"mock says {how.status}")]

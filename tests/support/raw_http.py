@@ -18,7 +18,7 @@ class Answer(NamedTuple):
     body: bytes
     complete: bool
     """Whether the body ended the way its framing says."""
-    trailers: list[tuple[str, str]] = []
+    trailers: tuple[tuple[str, str], ...] = ()
 
     def header(self, name: str) -> str | None:
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
@@ -132,7 +132,7 @@ class RawClient:
                     while (line := await self.reader.readuntil(b"\r\n")) != b"\r\n":
                         key, _, value = line.decode("latin-1").partition(":")
                         trailers.append((key, value.strip()))
-                    return head._replace(body=body, trailers=trailers)
+                    return head._replace(body=body, trailers=tuple(trailers))
                 body += await self.reader.readexactly(size)
                 assert await self.reader.readexactly(2) == b"\r\n"
             except asyncio.IncompleteReadError as error:
