@@ -21,8 +21,11 @@ from backend.models.config import ModelConfig
 
 __all__ = ["DenseAttention", "TorchAttention"]
 
-_GATHER_BYTES = 4 << 20
+_GATHER_BYTES = 1 << 20
 """Keys gathered at once: small enough that attention finds them still in the processor's cache."""
+
+_IN_PLACE_TOKENS = 128
+"""A run of neighbouring blocks of at least so many tokens is read in place, in a call of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,7 @@ class _Context:
         if self.index is None:
             run = cache[:, self.start : self.start + self.blocks]
             return run.view(1, heads, self.blocks * block_size, dim)
-        gathered = cache.index_select(1, self.index)
+        gathered = cache.view(heads, -1, block_size * dim).index_select(1, self.index)
         return gathered.view(heads, self.rows, self.blocks * block_size, dim).transpose(0, 1)
 
 
@@ -78,13 +81,18 @@ class _Layout:
     chunks: tuple[_Chunk, ...]
 
 
+def _is_run(blocks: Sequence[int]) -> bool:
+    """Whether blocks lie next to each other in order."""
+    return blocks[-1] - blocks[0] == len(blocks) - 1 and all(
+        after - before == 1 for before, after in pairwise(blocks)
+    )
+
+
 def _make_context(tables: Sequence[Sequence[int]]) -> _Context:
     """Tables of equal or smaller length than the longest; short ones are padded with their own last block."""
     width = max(len(table) for table in tables)
-    if len(tables) == 1:
-        table = tables[0]
-        if all(after - before == 1 for before, after in pairwise(table)):
-            return _Context(rows=1, blocks=width, index=None, start=table[0])
+    if len(tables) == 1 and _is_run(tables[0]):
+        return _Context(rows=1, blocks=width, index=None, start=tables[0][0])
     flat = [block for table in tables for block in (*table, *(table[-1],) * (width - len(table)))]
     return _Context(rows=len(tables), blocks=width, index=torch.tensor(flat), start=0)
 
@@ -147,11 +155,15 @@ class TorchAttention:
                 bucket = buckets[-1]
                 shortest = len(bucket[0][2])
                 fits = (len(bucket) + 1) * blocks * block_bytes <= _GATHER_BYTES
-                if fits and blocks <= shortest + max(1, shortest // 8):
+                alone = self._in_place(row[2]) or self._in_place(bucket[0][2])
+                if fits and not alone and blocks <= shortest + max(1, shortest // 8):
                     bucket.append(row)
                     continue
             buckets.append([row])
         return buckets
+
+    def _in_place(self, blocks: list[int]) -> bool:
+        return len(blocks) * self._cache.block_size >= _IN_PLACE_TOKENS and _is_run(blocks)
 
     def _group(self, rows: list[tuple[int, int, list[int]]], leads: dict[int, int]) -> _DecodeGroup:
         context = _make_context([blocks for _, _, blocks in rows])

@@ -54,6 +54,13 @@ class Decoder:
         device = weights.embedding.device
         self._frequencies = [inverse_frequencies(rope).to(device) for rope in config.ropes]
 
+    def pack(self) -> None:
+        """Lay the weights out for the processor (see Linear.pack); does nothing on a GPU."""
+        for layer in self.weights.layers:
+            for linear in (layer.qkv, layer.out, layer.gate_up, layer.down):
+                linear.pack()
+        self.weights.head.pack()
+
     @property
     def dtype(self) -> torch.dtype:
         """Type of the hidden states."""

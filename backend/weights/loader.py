@@ -87,9 +87,9 @@ def load_model(
     """
     located = locate_model(path)
     device = torch.device(device)
-    if is_gguf(located):
-        return _load_gguf(located, dtype, device)
-    return _load_directory(located, dtype, device)
+    loaded = (_load_gguf if is_gguf(located) else _load_directory)(located, dtype, device)
+    loaded.model.pack()
+    return loaded
 
 
 def _load_directory(path: Path, dtype: torch.dtype | str, device: torch.device) -> LoadedModel:
