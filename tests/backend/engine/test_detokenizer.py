@@ -6,7 +6,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from backend.engine.detokenizer import PATIENCE, Detokenizer, StopFilter, TextDecoder
+from backend.engine.detokenizer import PATIENCE, ByteDecoder, Detokenizer, StopFilter, TextDecoder
+from backend.tokenizer import Tokenizer, byte_alphabet
 
 
 class Bytes:
@@ -112,6 +113,30 @@ def test_a_token_costs_the_same_at_any_length(token: int) -> None:
     for _ in range(2000):
         stream.put(token)
     assert decoder.decoded < 2000 * 2 * (PATIENCE + 10)
+
+
+def byte_level() -> Tokenizer:
+    """A real byte-level tokenizer: all 256 bytes, a few merged ones, a special token."""
+    alphabet = list(byte_alphabet())
+    vocabulary = {token: i for i, token in enumerate([*alphabet, "Ġthe", "Ċ", "ðŁ", "ĺĢ"])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|end|>"])
+    return Tokenizer(backend)
+
+
+BYTE_LEVEL = byte_level()
+
+
+@given(st.lists(st.integers(0, 260) | st.sampled_from([256, 258, 259, 260]), max_size=40), st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_byte_level_vocabularies_are_decoded_without_the_tokenizer_to_the_same_text(
+    ids: list[int], skip: bool
+) -> None:
+    decoder = ByteDecoder(BYTE_LEVEL, skip_special_tokens=skip)
+    got = [*(decoder.put(i) for i in ids), decoder.flush()]
+    assert "".join(got) == BYTE_LEVEL.decode(ids, skip)
+    assert "".join(pieces(TextDecoder(BYTE_LEVEL, skip_special_tokens=skip), ids)) == BYTE_LEVEL.decode(ids, skip)
 
 
 # -- stop strings --------------------------------------------------------------------------------------------
