@@ -13,7 +13,7 @@ from backend.chat_template import ChatTemplate
 from backend.models.config import read_json
 from backend.models.errors import ModelError
 
-__all__ = ["TextStream", "Tokenizer", "byte_alphabet"]
+__all__ = ["Tokenizer", "byte_alphabet"]
 
 _NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -141,10 +141,6 @@ class Tokenizer:
         decoder = json.loads(self._backend.to_str())["decoder"] or {}
         return decoder.get("type") == "ByteLevel"
 
-    def stream(self, skip_special_tokens: bool = True) -> TextStream:
-        """A decoder for ids that arrive one by one."""
-        return TextStream(self, skip_special_tokens=skip_special_tokens)
-
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -163,41 +159,6 @@ class Tokenizer:
         scope: dict[str, Any] = {**self._named, "documents": None, **variables}
         scope |= {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         return self._templates[name].render(scope)
-
-
-class TextStream:
-    """Incremental decoding: the deltas of `put` and the rest from `flush` concatenate to `decode(all ids)`.
-
-    Only whole characters are given out. Ids are kept in a window that moves on as soon as its text is complete, so
-    that a token costs the same at any length.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
-        self._skip = skip_special_tokens
-        self._window: list[int] = []
-        self._shown = 0  # ids at the head of the window whose text was given out
-
-    def put(self, token_id: int) -> str:
-        """Add a token; returns the text that became certain."""
-        self._window.append(token_id)
-        before, text = self._texts()
-        if len(text) <= len(before) or text.endswith("�"):
-            return ""
-        self._window = self._window[self._shown :]
-        self._shown = len(self._window)
-        return text[len(before) :]
-
-    def flush(self) -> str:
-        """What is still held back, incomplete characters as U+FFFD."""
-        before, text = self._texts()
-        self._shown = len(self._window)
-        return text[len(before) :]
-
-    def _texts(self) -> tuple[str, str]:
-        """Text of the window's shown part and of all of it; the former gives the context that spacing needs."""
-        head = self._tokenizer.decode(self._window[: self._shown], self._skip)
-        return head, self._tokenizer.decode(self._window, self._skip)
 
 
 def _token_text(token: Any) -> str:

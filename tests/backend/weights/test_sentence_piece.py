@@ -69,13 +69,5 @@ def test_texts_begin_with_bos_unless_rendered_by_a_template(tokenizer: Tokenizer
     assert tokenizer.encode("<s>abc", add_special_tokens=False).count(1) == 1
 
 
-def test_streaming_holds_back_incomplete_bytes(tokenizer: Tokenizer) -> None:
-    stream = tokenizer.stream()
-    ids = tokenizer.encode("a日 b", add_special_tokens=False)
-    deltas = [stream.put(index) for index in ids]
-    assert "".join(deltas) + stream.flush() == "a日 b"
-    assert all("�" not in delta for delta in deltas)
-
-
 def test_a_vocabulary_that_is_not_byte_level_does_not_claim_to_know_bytes(tokenizer: Tokenizer) -> None:
     assert tokenizer.token_bytes(IDS["ab"]) is None

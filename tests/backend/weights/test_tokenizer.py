@@ -1,4 +1,4 @@
-"""Ids, texts and chat prompts equal those of transformers; streaming never shows half a character."""
+"""Ids, texts and chat prompts equal those of transformers."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from backend.models.errors import ModelError
 from backend.tokenizer import Tokenizer
@@ -73,30 +71,6 @@ def test_token_bytes_spell_the_text(demo: Tokenizer) -> None:
     for text in TEXTS:
         pieces = [demo.token_bytes(index) for index in demo.encode(text)]
         assert b"".join(piece for piece in pieces if piece is not None).decode() == text
-
-
-@settings(max_examples=60, deadline=None)
-@given(text=st.text(max_size=40), extra=st.lists(st.integers(0, 49_151), max_size=12))
-def test_streamed_deltas_concatenate_to_the_whole_text(text: str, extra: list[int]) -> None:
-    tokenizer = _demo_or_skip()
-    ids = tokenizer.encode(text) + extra
-    for skip in (True, False):
-        stream = tokenizer.stream(skip)
-        deltas = [stream.put(index) for index in ids]
-        assert not any(delta.endswith("�") for delta in deltas)
-        assert "".join(deltas) + stream.flush() == tokenizer.decode(ids, skip)
-
-
-_CACHE: dict[str, Tokenizer] = {}
-
-
-def _demo_or_skip() -> Tokenizer:
-    if not _CACHE:
-        try:
-            _CACHE["demo"] = gguf_tokenizer(GGUFFile(locate_model("demo")))
-        except ModelError as error:
-            pytest.skip(str(error))
-    return _CACHE["demo"]
 
 
 TEMPLATE = """{%- if tools %}
