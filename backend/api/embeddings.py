@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from aiohttp import web
@@ -19,6 +19,7 @@ from backend.engine.errors import EngineError
 
 __all__ = ["embeddings"]
 
+PART_TOKENS: Final = 1024
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "dimensions": ((), "the model's vectors have one length; cut them yourself if they allow it."),
     "truncate_prompt_tokens": ((), "shorten the input before sending it; '/tokenize' counts its tokens."),
@@ -30,6 +31,19 @@ def _encode(vector: list[float], encoding: str) -> list[float] | str:
     if encoding == "float":
         return vector
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()
+
+
+def _parts(inputs: Sequence[list[int]]) -> Iterator[list[list[int]]]:
+    """Cut inputs into parts of about PART_TOKENS: between two of them the engine serves the generations."""
+    part: list[list[int]] = []
+    size = 0
+    for ids in inputs:
+        if part and size + len(ids) > PART_TOKENS:
+            yield part
+            part, size = [], 0
+        part.append(ids)
+        size += len(ids)
+    yield part
 
 
 async def embeddings(request: web.Request, service: Service) -> web.StreamResponse:
@@ -49,9 +63,11 @@ async def embeddings(request: web.Request, service: Service) -> web.StreamRespon
         ),
     )
     inputs = await read_prompts(service, body.get("input"), "input", max_prompts=service.limits.max_prompts)
+    vectors: list[list[float]] = []
     with service.admit(len(inputs)):
         try:
-            vectors = await service.engine.embed(inputs, values["pooling"])
+            for part in _parts(inputs):
+                vectors += await service.engine.embed(part, values["pooling"])
         except EngineError as error:
             raise api_error(error) from error
     tokens = sum(map(len, inputs))

@@ -187,11 +187,12 @@ class Service:
     def admit(self, sequences: int) -> Iterator[None]:
         """Hold a place for `sequences` while they run.
 
+        An engine that is not healthy still gets requests: if it is dead it says so itself, and if a step of it
+        failed, the next one that succeeds is what makes it healthy again.
+
         Raises:
-            Unavailable: the engine is not healthy, or as many as allowed are in flight.
+            Unavailable: as many as allowed are in flight.
         """
-        if not self.engine.healthy:
-            raise Unavailable("The engine is not running.", code="engine_unavailable")
         if self.sequences and self.sequences + sequences > self.limits.max_sequences:
             raise Unavailable(
                 f"{self.sequences} sequences are in flight and this request adds {sequences}; "

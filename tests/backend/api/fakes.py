@@ -69,6 +69,7 @@ class FakeEngine:
         self.embed_gate = asyncio.Event()
         self.embed_gate.set()
         self.embed_started = asyncio.Event()
+        self.embedded: list[list[int]] = []
         self.embed_cancelled = asyncio.Event()
 
     def hold(self) -> None:
@@ -136,6 +137,7 @@ class FakeEngine:
 
     async def embed(self, token_ids: list[list[int]], pooling: Literal["mean", "last"]) -> list[list[float]]:
         self.embed_started.set()
+        self.embedded.append([len(ids) for ids in token_ids])
         try:
             await self.embed_gate.wait()
         except asyncio.CancelledError:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.backend.api.conftest import Worker
+from tests.backend.api.conftest import StartWorker, Worker
+from tests.backend.api.fakes import ByteTokenizer
 from tests.backend.api.sse import events
 
 TEXT = "/v1/completions"
@@ -96,3 +97,25 @@ async def test_zero_logprobs_means_the_sampled_token_only(worker: Worker) -> Non
     _, answer = await worker.post(TEXT, prompt="ab", max_tokens=1, logprobs=0)
     assert answer["choices"][0]["logprobs"]["top_logprobs"] == [{}]
     assert worker.engine.requests[0].params.logprobs == 0
+
+
+async def test_prompt_that_leaves_room_for_one_token_gets_one(worker: Worker) -> None:
+    status, answer = await worker.post(TEXT, prompt="x" * 511)
+    assert status == 200
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert answer["usage"] == {**answer["usage"], "prompt_tokens": 511, "completion_tokens": 1}
+
+
+async def test_special_tokens_begin_completions_and_are_not_added_to_rendered_chats(
+    start_worker: StartWorker,
+) -> None:
+    class Begins(ByteTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            return ([0] if add_special_tokens else []) + super().encode(text)
+
+    worker = await start_worker(tokenizer=Begins())
+    await worker.post(TEXT, prompt="a")
+    await worker.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
+    text, chat = worker.engine.requests
+    assert text.prompt_token_ids == [0, 97]
+    assert 0 not in chat.prompt_token_ids

@@ -26,6 +26,13 @@ async def test_base64_embeddings_are_little_endian_floats_in_order(worker: Worke
     assert [entry["index"] for entry in answer["data"]] == [0, 1]
 
 
+async def test_many_embeddings_leave_the_engine_room_between_them(worker: Worker) -> None:
+    sizes = [400, 400, 400, 10, 500]
+    _, answer = await worker.post("/v1/embeddings", input=["x" * size for size in sizes])
+    assert [entry["embedding"][0] for entry in answer["data"]] == sizes
+    assert worker.engine.embedded == [[400, 400], [400, 10, 500]]
+
+
 async def test_models_lists_every_name_with_the_context_length(worker: Worker) -> None:
     async with worker.client.get("/v1/models") as response:
         answer = await response.json()
