@@ -8,13 +8,12 @@ from typing import Any
 
 import orjson
 
-from proxy.wire.base import BadRequest, Call, Head, MergeMismatch, Reply, Route, Tap, WireFormat
+from proxy.wire.base import BadRequest, Call, Head, MergeMismatch, Reply, Route, Tap, Usage, WireFormat
 from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object, whole
 from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt
-from proxy.wire.sse import comment
+from proxy.wire.sse import SseTap, comment
 from proxy.wire.tensors import Tensor, TensorError, join, read_tensors, rows
-from proxy.wire.tgi import GenerateTap
 
 __all__ = ["KServe"]
 
@@ -124,8 +123,8 @@ class KServe(WireFormat):
         return replies
 
 
-class GenerateStreamTap(GenerateTap):
-    """Counts the events of Triton's generate_stream, each of which is one answer."""
+class GenerateStreamTap(SseTap):
+    """Counts the events of Triton's generate_stream, each of which is one answer; it has no end marker."""
 
     __slots__ = ()
 
@@ -133,6 +132,10 @@ class GenerateStreamTap(GenerateTap):
         """Look at one event."""
         if data[:5] == b"data:" and b'"error"' not in data:
             self.tokens_seen += 1
+
+    def usage(self) -> Usage:
+        """Return the number of events."""
+        return Usage(output_tokens=self.tokens_seen or None)
 
 
 def _json_length(value: str | None, size: int) -> int | None:

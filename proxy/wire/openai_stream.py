@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import orjson
@@ -13,6 +14,8 @@ from proxy.wire.tail import read_usage
 __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
 
 
+_TERMINAL = (b"response.completed", b"response.incomplete", b"response.failed", b"error")
+_TYPE = re.compile(rb'"type"\s*:\s*"([a-z_.]+)"')
 _D = 100
 """First byte of a `data` line."""
 
@@ -90,14 +93,14 @@ class ResponsesTap(SseTap):
 
     def event(self, data: bytes) -> None:
         """Look at one typed event."""
-        name = event_name(data)
+        name = event_name(data) or _event_type(data)
         if name.endswith(b".delta"):
             self.tokens_seen += 1
-        elif name in (b"response.completed", b"response.incomplete", b"response.failed") or _is_terminal(data, name):
+        elif name in _TERMINAL or _ends_a_response(data):
             self._terminal = data
 
     def finished(self) -> bool:
-        """Whether the response was reported completed, incomplete or failed."""
+        """Whether the response was reported completed, incomplete, failed or in error."""
         return self._terminal is not None
 
     def usage(self) -> Usage:
@@ -118,9 +121,15 @@ def _is_null(data: bytes, member: bytes) -> bool:
     return member + b":null" in data or member + b": null" in data
 
 
-def _is_terminal(event: bytes, name: bytes) -> bool:
+def _event_type(event: bytes) -> bytes:
+    """Return the `type` inside an event that names none outside."""
+    found = _TYPE.search(event_data(event))
+    return found.group(1) if found else b""
+
+
+def _ends_a_response(event: bytes) -> bool:
     """Recognise a terminal event that was too long to be kept with its name, by the way it ends."""
-    return not name and event[-64:].rstrip().endswith(b"}}") and b'"usage"' in event
+    return bool(_headless(event)) and event.rstrip().endswith(b"}}") and b'"usage"' in event
 
 
 def _brings_output(data: bytes) -> bool:

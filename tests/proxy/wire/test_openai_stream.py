@@ -140,6 +140,13 @@ def test_a_responses_stream_ends_with_its_terminal_event() -> None:
         assert seen(tap("/v1/responses"), pieces) == (Usage(7, 2, None), 2, True, True)
 
 
+def test_a_responses_stream_without_event_names_is_read_by_the_types_inside() -> None:
+    stream = tap("/v1/responses")
+    stream.feed(b'data: {"type": "response.output_text.delta", "delta": "a"}\n\n')
+    stream.feed(b'data: {"type":"response.failed","response":{"status":"failed"}}\n\n')
+    assert seen(stream, []) == (Usage(None, 1, None), 1, True, True)
+
+
 @pytest.mark.parametrize(
     "data",
     [b"data: {oops\n\n", b"data: []\n\n", b'data: {"choices":[3,null]}\n\n', b':"content":"x"\n\n', b"\x00\xff\n\n"],
