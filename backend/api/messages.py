@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import orjson
+
 from backend.api.errors import InvalidRequest
 from backend.api.fields import type_name
 
@@ -38,16 +40,28 @@ def _text(path: str, content: Any) -> str:
 
 
 def _tool_calls(path: str, calls: Any) -> list[dict[str, Any]]:
-    """Check an assistant's earlier tool calls."""
+    """Check an assistant's earlier tool calls. Templates want the arguments as an object, OpenAI sends JSON text."""
     if not isinstance(calls, list) or not calls:
         raise _bad(path, "must be a non-empty array of tool calls", "invalid_type")
+    found: list[dict[str, Any]] = []
     for i, call in enumerate(calls):
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise _bad(f"{path}[{i}]", "must be an object with function.name", "invalid_type")
-        if not isinstance(function.get("arguments", ""), str):
-            raise _bad(f"{path}[{i}].function.arguments", "must be a string of JSON", "invalid_type")
-    return calls
+        arguments = _arguments(f"{path}[{i}].function.arguments", function.get("arguments"))
+        found.append({**call, "type": "function", "function": {**function, "arguments": arguments}})
+    return found
+
+
+def _arguments(path: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value or "{}")
+        except orjson.JSONDecodeError:
+            value = None
+    if not isinstance(value, dict):
+        raise _bad(path, "must be the JSON text of an object", "invalid_type")
+    return value
 
 
 def _message(path: str, raw: Any) -> dict[str, Any]:
