@@ -128,7 +128,7 @@ async def _load(arguments: Arguments, executor: ThreadPoolExecutor) -> tuple[Eng
             engine,
             model,
             limits=limits,
-            metrics=Metrics(model.names[0]),
+            metrics=Metrics(model.names[0], block_size=engine.info.block_size, num_blocks=engine.info.num_blocks),
             executor=executor,
             clock=time.monotonic,
             wall=time.time,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -83,9 +83,16 @@ class EngineCollector(Collector):
 class Metrics:
     """The worker's registry. Label children are made here, so that every series exists at 0 from the start."""
 
-    def __init__(self, model_name: str) -> None:
+    def __init__(self, model_name: str, *, block_size: int, num_blocks: int) -> None:
         self.registry = CollectorRegistry()
         self._labels = (model_name, "0")
+        cache = Gauge(
+            "vllm:cache_config_info",
+            "The KV cache's make; always 1.",
+            (*LABELS, "block_size", "num_gpu_blocks"),
+            registry=self.registry,
+        )
+        cache.labels(*self._labels, str(block_size), str(num_blocks)).set(1)
         self._engine = EngineCollector(self._labels)
         self.registry.register(self._engine)
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.")
@@ -104,6 +111,9 @@ class Metrics:
             ITL_BUCKETS,
         )
         self.e2e = self._histogram("vllm:e2e_request_latency_seconds", "Arrival to the last token.", E2E_BUCKETS)
+        self.decode = self._histogram(
+            "vllm:request_decode_time_seconds", "First to last token, by choice.", E2E_BUCKETS
+        )
         self.request_prompt = self._histogram("vllm:request_prompt_tokens", "Prompt length.", COUNT_BUCKETS)
         self.request_generation = self._histogram("vllm:request_generation_tokens", "Output length.", COUNT_BUCKETS)
         self.request_n = self._histogram("vllm:request_params_n", "Choices asked for.", N_BUCKETS)
@@ -165,6 +175,8 @@ class RequestProbe:
         metrics.success[reason].inc()
         tokens = self._tokens.get(index, 0)
         metrics.request_generation.observe(tokens)
+        if tokens:
+            metrics.decode.observe(self._last[index] - self._first[index])
         if tokens > 1:
             metrics.tpot.observe((self._last[index] - self._first[index]) / (tokens - 1))
 

@@ -66,7 +66,7 @@ async def start_worker() -> AsyncIterator[StartWorker]:
                 **model,
             ),
             limits=limits or Limits(max_n=8, max_prompts=8, max_sequences=16),
-            metrics=Metrics("fake"),
+            metrics=Metrics("fake", block_size=16, num_blocks=10),
             executor=executor,
             clock=lambda: next(ticks) / 100,
             wall=lambda: 1_700_000_001.5,

@@ -50,6 +50,27 @@ async def test_client_going_away_aborts_all_its_engine_requests(
     assert "trimtab_worker_client_disconnects_total" in text
 
 
+async def test_client_that_expects_100_continue_gets_it_and_its_answer(worker: Worker) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", worker.client.port)
+    data = json.dumps({"messages": HELLO}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: {len(data)}\r\n\r\n"
+    writer.write(head.encode())
+    assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+    writer.write(data)
+    assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_client_that_leaves_before_its_body_is_complete_leaves_nothing(worker: Worker) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", worker.client.port)
+    writer.write(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.transport.abort()
+    assert (await worker.post(CHAT, messages=HELLO))[0] == 200
+    await worker.state.wait_idle()
+    assert len(worker.engine.requests) == 1
+
+
 async def test_client_going_away_cancels_its_embeddings(worker: Worker) -> None:
     worker.engine.embed_gate.clear()
     _, writer = await raw_request(worker, "/v1/embeddings", input=["a"])

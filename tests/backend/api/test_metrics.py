@@ -42,6 +42,8 @@ async def test_every_series_exists_before_the_first_request(worker: Worker) -> N
         "vllm:time_to_first_token_seconds_count",
         "vllm:inter_token_latency_seconds_count",
         "vllm:e2e_request_latency_seconds_count",
+        "vllm:cache_config_info",
+        "vllm:request_decode_time_seconds_count",
         "vllm:request_prompt_tokens_count",
         "vllm:request_generation_tokens_count",
         "trimtab_worker_kv_blocks_free",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from typing import Any
 
 import pytest
@@ -209,6 +211,21 @@ async def test_too_large_body_is_413_with_and_without_a_length(start_worker: Sta
         assert response.status == 413
         assert answer["error"]["code"] == "body_too_large"
         assert "2048" in answer["error"]["message"]
+
+
+async def test_small_body_that_unpacks_too_large_is_413(start_worker: StartWorker) -> None:
+    worker = await start_worker(max_body_bytes=4096)
+    packed = gzip.compress(b" " * 1_000_000)
+    assert len(packed) < 4096
+    async with worker.client.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (413, "body_too_large")
+
+
+async def test_packed_body_is_read(worker: Worker) -> None:
+    packed = gzip.compress(json.dumps({"messages": HELLO}).encode())
+    async with worker.client.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
+        assert response.status == 200
 
 
 async def test_unknown_fields_and_neutral_values_are_accepted(worker: Worker) -> None:
