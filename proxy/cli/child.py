@@ -8,6 +8,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ __all__ = ["Child", "ChildFailed"]
 _PR_SET_PDEATHSIG = 1
 _TAIL_LINES = 20
 _LINE_BYTES = 1 << 20
+_LAST_WORDS_S = 1.0
 
 
 class ChildFailed(Exception):
@@ -36,32 +38,43 @@ class Child:
     process dies in any way (Linux), and its whole process group is gone when `stop` returns.
     """
 
-    def __init__(self, process: asyncio.subprocess.Process, on_line: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        stdout: asyncio.StreamReader,
+        stderr: asyncio.StreamReader,
+        on_line: Callable[[str], None],
+    ) -> None:
         self._process = process
         self._on_line = on_line
         self._events: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        # A thread waits for the end: asyncio's own `wait` also waits for the pipes, which a grandchild may hold open.
+        self._ended: asyncio.Task[int] = asyncio.create_task(asyncio.to_thread(process.wait))
         self._readers = (
-            asyncio.create_task(self._follow_stdout()),
-            asyncio.create_task(self._follow_stderr()),
+            asyncio.create_task(self._follow_stdout(stdout)),
+            asyncio.create_task(self._follow_stderr(stderr)),
         )
+        self._pipes: tuple[asyncio.BaseTransport, ...] = ()
 
     @classmethod
     async def start(
         cls, command: Sequence[str], on_line: Callable[[str], None], environ: Mapping[str, str] | None = None
     ) -> Child:
         """Start `command`. `on_line` is given each line of its stderr."""
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+        process = subprocess.Popen(  # noqa: ASYNC220 - forking takes a millisecond, and only once
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=None if environ is None else dict(environ),
             start_new_session=True,  # a terminal's Ctrl-C is for us; we tell the child in order
             preexec_fn=_die_with_parent(),
-            limit=_LINE_BYTES,
         )
-        return cls(process, on_line)
+        (stdout, out_pipe), (stderr, err_pipe) = await _open(process.stdout), await _open(process.stderr)
+        child = cls(process, stdout, stderr, on_line)
+        child._pipes = (out_pipe, err_pipe)
+        return child
 
     @property
     def pid(self) -> int:
@@ -71,31 +84,29 @@ class Child:
     async def event(self, name: str) -> dict[str, Any]:
         """Wait for an event on stdout. Raises ChildFailed when the child ends first."""
         waiting = self._events.setdefault(name, asyncio.get_running_loop().create_future())
-        ended = asyncio.create_task(self.wait())
-        both: tuple[asyncio.Future[Any], asyncio.Future[Any]] = (waiting, ended)
+        both: tuple[asyncio.Future[Any], asyncio.Future[Any]] = (waiting, self._ended)
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         if waiting.done():
-            ended.cancel()
             return waiting.result()
-        raise ChildFailed(ended.result(), self._tail)
+        raise ChildFailed(await self.wait(), self._tail)
 
     async def wait(self) -> int:
         """Wait for the child's end and for the last of its output; return its exit code."""
-        code = await self._process.wait()
-        await asyncio.wait(self._readers, timeout=1.0)
+        code = await asyncio.shield(self._ended)
+        await asyncio.wait(self._readers, timeout=_LAST_WORDS_S)
         return code
 
     async def stop(self, patience_s: float) -> int:
         """Ask it to stop, insist after `patience_s`, and leave nothing of its group behind."""
-        if self._process.returncode is None:
+        if not self._ended.done():
             self._signal(signal.SIGTERM, group=False)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._process.wait(), patience_s)
+            await asyncio.wait((self._ended,), timeout=patience_s)
         self._signal(signal.SIGKILL, group=True)
-        code = await self._process.wait()
-        await asyncio.wait(self._readers, timeout=1.0)
+        code = await self.wait()
         for reader in self._readers:
             reader.cancel()
+        for pipe in self._pipes:
+            pipe.close()
         return code
 
     def _signal(self, number: signal.Signals, *, group: bool) -> None:
@@ -105,9 +116,8 @@ class Child:
             else:
                 os.kill(self.pid, number)
 
-    async def _follow_stdout(self) -> None:
-        assert self._process.stdout is not None
-        async for raw in self._process.stdout:
+    async def _follow_stdout(self, stream: asyncio.StreamReader) -> None:
+        async for raw in stream:
             try:
                 event = json.loads(raw)
                 name = event["event"]
@@ -118,12 +128,20 @@ class Child:
             if not waiting.done():
                 waiting.set_result(event)
 
-    async def _follow_stderr(self) -> None:
-        assert self._process.stderr is not None
-        async for raw in self._process.stderr:
+    async def _follow_stderr(self, stream: asyncio.StreamReader) -> None:
+        async for raw in stream:
             line = raw.decode(errors="replace").rstrip()
             self._tail.append(line)
             self._on_line(line)
+
+
+async def _open(pipe: Any) -> tuple[asyncio.StreamReader, asyncio.BaseTransport]:
+    """Return a reader of one end of a pipe."""
+    reader = asyncio.StreamReader(limit=_LINE_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), pipe
+    )
+    return reader, transport
 
 
 def _die_with_parent() -> Callable[[], None] | None:
