@@ -18,6 +18,7 @@ from prometheus_client.registry import Collector
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
 from policies import __version__
+from proxy.batcher import ClosedBy
 from proxy.config.model import PoolConfig
 from proxy.instruments import Count, CounterFamily, Histogram, HistogramFamily
 
@@ -41,8 +42,12 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
 """Routes whose series exist from the start; others appear with their first request."""
-SHED_REASONS = ("queue_full", "deadline", "slo", "expired", "tenant_limit", "draining", "no_upstream")
-CLOSE_REASONS = ("size", "tokens", "window", "idle", "express", "deadline", "drain")
+SHED_REASONS = (
+    "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited", "draining",
+    "no_upstream",
+)  # fmt: skip
+"""The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
+CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
 OTHER = "other"
 """Stands for every label value beyond what the configuration and the code know."""
 

@@ -47,6 +47,7 @@ class FakePool:
         self.config = config
         self.current = Load()
         self.pokes = 0
+        self.state: dict[str, Any] = {}
         self.controller = PoolController(
             config.name,
             slo=config.to_slo(),
@@ -67,7 +68,7 @@ class FakePool:
         self.pokes += 1
 
     def stats(self) -> dict[str, Any]:
-        return {"upstreams": [{"url": upstream.url} for upstream in self.config.upstreams]}
+        return self.state or {"upstreams": [{"url": upstream.url} for upstream in self.config.upstreams]}
 
 
 class FakeOperator:

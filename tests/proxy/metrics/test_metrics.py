@@ -14,9 +14,10 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from controller.observation import Observation, Result
 from controller.slo import SLO
+from proxy import outcome
 from proxy.config.model import Config
 from proxy.instruments import Histogram, HistogramFamily
-from proxy.metrics import OTHER, Metrics
+from proxy.metrics import OTHER, SHED_REASONS, Metrics
 
 
 def make(**slo: float) -> Metrics:
@@ -110,7 +111,7 @@ def test_a_bucket_ends_exactly_at_each_target() -> None:
     after=st.lists(st.floats(0, 10), max_size=30),
     bound=st.floats(0.001, 9.0),
 )
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)
 def test_cumulative_counts_never_fall_when_a_boundary_is_added(
     before: list[float], after: list[float], bound: float
 ) -> None:
@@ -158,7 +159,7 @@ def test_series_exist_before_anything_happens() -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8), st.integers(-5, 2000)), max_size=200))
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_labels_stay_bounded_whatever_comes(calls: list[tuple[str, str, int]]) -> None:
     metrics = make()
     start = len(metrics.requests)
@@ -178,7 +179,7 @@ def test_rules_beyond_reason_fold_into_other() -> None:
 
 
 @given(st.lists(st.sampled_from(list(Result)), max_size=60))
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 def test_outcomes_add_up_to_requests(results: list[Result]) -> None:
     metrics = make()
     for result in results:
@@ -190,13 +191,21 @@ def test_outcomes_add_up_to_requests(results: list[Result]) -> None:
 
 def test_batches_and_reasons() -> None:
     metrics = make()
-    metrics.batch_dispatched("default", 8, "size")
+    metrics.batch_dispatched("default", 8, "full")
     metrics.batch_dispatched("default", 3, "window")
     metrics.batch_dispatched("default", 1, "something new")
     assert total(metrics, "trimtab_batch_size_count") == 3
     assert total(metrics, "trimtab_batch_size_sum") == 12
     assert total(metrics, "trimtab_batches_closed_total", reason="window") == 1
     assert total(metrics, "trimtab_batches_closed_total", reason="something new") == 1
+
+
+def test_every_reason_to_turn_a_request_away_has_a_series_from_the_start() -> None:
+    given = (
+        outcome.QueueFull(), outcome.QueueFull(klass="batch"), outcome.Infeasible(), outcome.Shed(),
+        outcome.DeadlinePassed(), outcome.CallerLimited("requests"), outcome.Draining(), outcome.NoUpstream(),
+    )  # fmt: skip
+    assert {one.reason for one in given} == set(SHED_REASONS)
 
 
 def test_reconfiguring_keeps_what_was_counted() -> None:
