@@ -40,6 +40,7 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
     started = time.monotonic()
     torch.set_num_threads(options.threads or default_threads())
     device = choose_device(options.device)
+    options = options.resolve(device.type)
     try:
         policy = create_policy(options.policy, options.policy_options)
         progress("loading the model", 0.0)

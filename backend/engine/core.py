@@ -87,6 +87,8 @@ class EngineCore:
         `eos_token_ids` is the union of all sources; `max_model_len` the model's own limit; `clock` is monotonic
         seconds; `seeds` gives a seed to requests without one; `root` keys the prefix cache (16 to 64 random bytes).
         """
+        if options.max_num_batched_tokens is None or options.prefill_chunk is None:
+            raise ValueError("the options must be resolved for a device first")
         self._runner = runner
         self._decoder = decoder
         self._options = options
@@ -113,7 +115,7 @@ class EngineCore:
         self._received = self._finished = self._steps = self._running_sum = self._stalls = self._failures = 0
         self._prompt_tokens = self._generation_tokens = 0
         self._step_seconds = self._last_step_s = 0.0
-        self._healthy = True
+        self._stuck = False
 
     @property
     def has_work(self) -> bool:
@@ -231,7 +233,7 @@ class EngineCore:
             return self._failed(plan, error)
         deltas = [self._advance(sequence, result) for sequence, result in zip(sequences, sampled, strict=True)]
         self._failures = 0
-        self._healthy = True
+        self._stuck = False
         self._steps += 1
         self._running_sum += len(plan.rows)
         self._last_step_s = self._clock() - started
@@ -346,7 +348,6 @@ class EngineCore:
         """End the requests whose step failed. What it may have left in the prefix cache is forgotten."""
         logger.error("a step of %d sequences failed", len(plan.rows), exc_info=error)
         self._failures += 1
-        self._healthy = False
         self._pool.clear_cache()
         if self._failures >= MAX_FAILURES:
             raise EngineFault(f"{self._failures} steps in a row failed, the last with: {_one_line(error)}") from error
@@ -360,7 +361,7 @@ class EngineCore:
         This cannot happen unless the engine has a bug, hence the log entry with everything there is to know.
         """
         self._stalls += 1
-        self._healthy = False
+        self._stuck = True
         scheduler, pool = self.scheduler, self._pool
         head = scheduler.head or next(iter(scheduler))
         state = (
@@ -393,7 +394,7 @@ class EngineCore:
             requests_received=self._received,
             requests_finished=self._finished,
             stalls=self._stalls,
-            healthy=self._healthy,
+            healthy=not self._stuck and self._failures < 2,
         )
 
     def check_integrity(self) -> None:

@@ -153,7 +153,7 @@ def fake_core(
     runner: FakeRunner | None = None,
 ) -> EngineCore:
     """An EngineCore over a FakeRunner."""
-    options = options or fake_options()
+    options = (options or fake_options()).resolve("cpu")
     assert options.num_blocks is not None
     return EngineCore(
         runner or FakeRunner(options.num_blocks, options.block_size, budget=options.max_num_batched_tokens),
