@@ -11,7 +11,7 @@ import orjson
 
 from backend.api.constraints import require_grammar
 from backend.api.errors import InvalidRequest
-from backend.api.fields import type_name
+from backend.api.fields import boolean, type_name
 from backend.grammar import source
 
 __all__ = [
@@ -32,6 +32,7 @@ LLAMA: Final = "llama"
 """The whole answer is `{"name": ..., "parameters": {...}}`, several separated by `;`: Llama 3.1 to 3.3."""
 
 MAX_TOOLS: Final = 128
+PARALLEL: Final = boolean("parallel_tool_calls", True)
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
@@ -54,6 +55,8 @@ class Tools(NamedTuple):
     format: str
     forced: bool = False
     """A call must be made: the whole answer is one, `{"name": ..., "arguments": {...}}`, by grammar."""
+    parallel: bool = True
+    """Whether one answer may hold several calls; otherwise only the first counts."""
 
 
 def tool_format_of(chat_template: str | None) -> str | None:
@@ -108,7 +111,7 @@ def read_tools(body: Mapping[str, Any], tool_format: str | None) -> Tools | None
         raise _bad("tools", "is not supported: this model's chat template knows no tools.", "unsupported_parameter")
     if forced:
         require_grammar("tool_choice")
-    return Tools(tools, names, tool_format, forced)
+    return Tools(tools, names, tool_format, forced, PARALLEL.read(body))
 
 
 def _named(choice: Mapping[str, Any], names: frozenset[str]) -> str:
@@ -188,7 +191,7 @@ class ToolParser:
             return held, ()
         if not hermes and any(call.name not in self._tools.names for call in calls):
             return held, ()  # JSON that was the answer itself
-        return rest, calls
+        return rest, calls if self._tools.parallel else calls[:1]
 
 
 def _held_back(text: str, marker: str) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import pytest
 
 from backend.engine.request import GenerationRequest
-from tests.backend.api.conftest import Worker
-from tests.backend.api.fakes import FakeEngine
+from tests.backend.api.conftest import StartWorker, Worker
+from tests.backend.api.fakes import ByteTokenizer, FakeEngine
 from tests.backend.api.sse import events
 
 CHAT = "/v1/chat/completions"
@@ -194,11 +195,20 @@ async def test_messages_pass_through_the_template_once(worker: Worker) -> None:
     assert prompt == "system: be brief\nuser: a\nb\nassistant:"
 
 
-async def test_long_prompts_give_the_same_tokens_as_short_ones(worker: Worker) -> None:
-    """Above a bound they are tokenised in a thread."""
-    worker.service.model.tokenizer.encode("x")
-    text = "abc " * 1000
-    assert await worker.service.encode([text], add_special_tokens=False) == [list(text.encode())]
+async def test_long_prompts_are_tokenised_off_the_event_loop(start_worker: StartWorker) -> None:
+    threads: list[int] = []
+
+    class Watched(ByteTokenizer):
+        def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+            threads.append(threading.get_ident())
+            return super().encode(text, add_special_tokens)
+
+    worker = await start_worker(tokenizer=Watched(), max_model_len=10_000)
+    for text in ("abc", "abc " * 1000):
+        await worker.post("/v1/completions", prompt=text)
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False]
+    assert bytes(worker.engine.requests[1].prompt_token_ids).decode() == "abc " * 1000
 
 
 @pytest.mark.parametrize("given", ["trace-7", "", "two words", "x" * 200])

@@ -126,6 +126,15 @@ def test_forced_call_that_was_cut_short_is_content() -> None:
     assert parser.finish() == ('{"name": "g", "argu', ())
 
 
+@pytest.mark.parametrize(("parallel", "count"), [(True, 2), (False, 1), (None, 2)])
+def test_parallel_tool_calls_false_keeps_the_first(parallel: bool | None, count: int) -> None:
+    found = read_tools({"tools": declared("f", "g"), "parallel_tool_calls": parallel}, HERMES)
+    assert found is not None
+    parser = ToolParser(found)
+    parser.feed(ONE + TWO)
+    assert [call.name for call in parser.finish()[1]] == ["f", "g"][:count]
+
+
 def test_choice_of_a_tool_that_is_not_there_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="must name a function of 'tools'"):
         read_tools({"tools": declared("f"), "tool_choice": {"type": "function", "function": {"name": "h"}}}, HERMES)
