@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NoReturn, get_args
+from typing import Any, Final, NoReturn, get_args
 
 from backend.api.service import Pooling
 from backend.engine.errors import EngineError
 from backend.engine.options import Admission, EngineOptions
 from backend.models.errors import ModelError
 from backend.weights.locate import DEMO, locate_model
-from policies.registry import policy_names
+from policies.registry import PolicyError, create_policy, policy_names
 
 __all__ = ["Arguments", "parse_arguments"]
 
@@ -49,10 +50,21 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
 
+def _option(text: str) -> tuple[str, Any]:
+    """Read NAME=VALUE; the value is JSON where it is valid JSON, else text."""
+    name, equals, value = text.partition("=")
+    if not equals or not name:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         """Show a default where there is one to show."""
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        return action.help if action.default in (None, False, []) else super()._get_help_string(action)
 
 
 def _whole(low: int, high: int | None = None) -> Callable[[str], int]:
@@ -120,13 +132,27 @@ def _parser() -> _Parser:
         "--max-num-seqs", type=_whole(1), default=defaults.max_num_seqs, help="sequences running at once"
     )
     engine.add_argument(
-        "--max-num-batched-tokens", type=_whole(1), default=defaults.max_num_batched_tokens, help="tokens per step"
+        "--max-num-batched-tokens",
+        type=_whole(1),
+        default=defaults.max_num_batched_tokens,
+        help="tokens per step; fits the device unless given",
     )
     engine.add_argument(
-        "--prefill-chunk", type=_whole(1), default=defaults.prefill_chunk, help="prompt tokens per sequence and step"
+        "--prefill-chunk",
+        type=_whole(1),
+        default=defaults.prefill_chunk,
+        help="prompt tokens per sequence and step; fits the device unless given",
     )
     engine.add_argument("--max-waiting", type=_whole(1), default=defaults.max_waiting, help="requests that may wait")
     engine.add_argument("--policy", choices=policy_names(), default=defaults.policy, help="who goes next")
+    engine.add_argument(
+        "--policy-option",
+        type=_option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="of the policy; repeatable",
+    )
     engine.add_argument(
         "--admission",
         choices=get_args(Admission),
@@ -148,6 +174,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     given = parser.parse_args(argv)
     try:
         path = locate_model(given.model)
+        policy_options = dict(given.policy_option)
+        create_policy(given.policy, policy_options)
         engine = EngineOptions(
             model=path,
             dtype=given.dtype,
@@ -162,11 +190,12 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
             max_model_len=given.max_model_len,
             max_waiting=given.max_waiting,
             policy=given.policy,
+            policy_options=policy_options,
             admission=given.admission,
             mix=not given.no_mix,
             prefix_cache=not given.no_prefix_cache,
         )
-    except (ModelError, EngineError) as error:
+    except (ModelError, EngineError, PolicyError) as error:
         parser.error(str(error))
     return Arguments(
         engine=engine,

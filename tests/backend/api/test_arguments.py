@@ -24,6 +24,8 @@ def model(tmp_path: Path) -> str:
         (["--max-num-seqs", "0"], "argument --max-num-seqs: must be at least 1, but it is 0"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "max_num_batched_tokens (32) must be at least"),
         (["--policy", "lifo"], "argument --policy: invalid choice: 'lifo'"),
+        (["--policy", "sjf", "--policy-option", "alfa=2"], "policy 'sjf' has no option 'alfa'"),
+        (["--policy-option", "alpha"], "argument --policy-option: 'alpha' is not NAME=VALUE"),
         (["--dtype", "int3"], "argument --dtype: invalid choice: 'int3'"),
         (["--grace-s", "-1"], "argument --grace-s: must be at least 0 seconds"),
         (["--grace-s", "soon"], "argument --grace-s: 'soon' is not a number of seconds"),
@@ -64,10 +66,12 @@ def test_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
 def test_flags_reach_the_engine(model: str) -> None:
     given = parse_arguments(
         ["--model", model, "--threads", "3", "--num-blocks", "40", "--block-size", "8", "--policy", "sjf", "--no-mix"]
+        + ["--policy-option", "alpha=2.5"]
     )
     engine = given.engine
     assert (engine.threads, engine.num_blocks, engine.block_size) == (3, 40, 8)
     assert (engine.policy, engine.mix, engine.prefix_cache) == ("sjf", False, True)
+    assert engine.policy_options == {"alpha": 2.5}
     assert (given.host, given.port) == ("127.0.0.1", 8000)
 
 
