@@ -99,7 +99,7 @@ def _bind(state: WorkerState, handler: ServiceHandler) -> Handler:
         state.enter()
         try:
             return await handler(request, service)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, ConnectionError):
             if request.transport is None or request.transport.is_closing():
                 service.metrics.disconnects.inc()
             raise

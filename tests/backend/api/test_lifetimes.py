@@ -182,6 +182,7 @@ async def test_reader_that_stalls_is_given_up(start_worker: StartWorker) -> None
     await worker.state.wait_idle()
     assert worker.engine.aborted
     assert worker.service.sequences == 0
+    assert b'client_disconnects_total{engine="0",model_name="fake"} 1.0' in worker.service.metrics.render(None)
     writer.transport.abort()
 
 
