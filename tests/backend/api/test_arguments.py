@@ -64,10 +64,8 @@ def test_model_is_required(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_flags_reach_the_engine(model: str) -> None:
-    given = parse_arguments(
-        ["--model", model, "--threads", "3", "--num-blocks", "40", "--block-size", "8", "--no-mix"]
-        + "--policy sjf --policy-option alpha=2.5".split()
-    )
+    flags = ["--threads", "3", "--num-blocks", "40", "--block-size", "8", "--no-mix"]
+    given = parse_arguments(["--model", model, *flags, "--policy", "sjf", "--policy-option", "alpha=2.5"])
     engine = given.engine
     assert (engine.threads, engine.num_blocks, engine.block_size) == (3, 40, 8)
     assert (engine.policy, engine.mix, engine.prefix_cache) == ("sjf", False, True)
