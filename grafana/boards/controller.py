@@ -1,0 +1,109 @@
+"""What is the controller doing, and why?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as d
+
+from grafana.panels import Q, against_target, base, by_pool, lines, rate, row, stacked, state
+
+__all__ = ["build"]
+
+
+def build() -> d.Dashboard:
+    """Return the dashboard."""
+    board = base("Trimtab / Controller", "trimtab-controller", "What the controller sees, what it turns, and why.")
+    service = 'trimtab_latency_quantile_seconds{pool=~"$pool", latency="service", q="%s"}'
+    board.with_row(row("Setpoints over latency"))
+    board.with_panel(against_target("e2e", "End to end against the target", "Arrival to the end.", width=24))
+    board.with_panel(
+        lines(
+            "Batch size",
+            "The batch size knob; dashed, how far it may go.",
+            "none",
+            Q(by_pool("trimtab_setpoint_max_batch_size"), "{{pool}}"),
+            Q(by_pool("trimtab_setpoint_max_batch_size_bound"), "{{pool}} {{bound}} bound"),
+            width=12,
+            dashed="bound$",
+        )
+    )
+    board.with_panel(
+        lines(
+            "Window",
+            "For how long the first waiting item may be held for company.",
+            "s",
+            Q(by_pool("trimtab_setpoint_window_seconds"), "{{pool}}"),
+            width=12,
+        )
+    )
+    board.with_row(row("Two signals, kept apart"))
+    board.with_panel(
+        lines(
+            "Service time",
+            "Dispatch to the end of the answer: what the batch size answers to.",
+            "s",
+            Q(service % "0.5", "{{pool}} p50"),
+            Q(service % "0.99", "{{pool}} p99"),
+            width=12,
+        )
+    )
+    board.with_panel(against_target("queue", "Queue time", "Arrival to dispatch: what admission answers to."))
+    board.with_row(row("Decisions"))
+    board.with_panel(
+        stacked(
+            "Decisions by rule",
+            "Decisions a minute, by the rule that fired; the admin API says what each one saw.",
+            "none",
+            Q('sum by (rule) (increase(trimtab_decisions_total{pool=~"$pool"}[1m]))', "{{rule}}"),
+            width=12,
+        )
+    )
+    board.with_panel(
+        state(
+            "Pins",
+            "Knobs held by an operator: the law cannot move them.",
+            Q(by_pool("trimtab_setpoint_pinned"), "{{pool}} {{setpoint}}"),
+            {"0": ("law", "green"), "1": ("pinned", "orange")},
+            width=6,
+            height=8,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Law",
+            "The law in force, by pool.",
+            "none",
+            Q(by_pool("trimtab_law_info"), "{{pool}}: {{law}}"),
+            width=6,
+            top=2,
+        )
+    )
+    board.with_row(row("Evidence"))
+    board.with_panel(
+        lines(
+            "Samples",
+            "Requests behind the live quantiles: 299 without one late prove a P99 target.",
+            "none",
+            Q(by_pool("trimtab_latency_samples"), "{{pool}} {{latency}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Late",
+            "Share of measured requests that missed each target.",
+            "percentunit",
+            Q(
+                f"{rate('trimtab_slo_violations_total', 'pool, slo')} / "
+                f"{rate('trimtab_slo_requests_total', 'pool, slo')}",
+                "{{pool}} {{slo}}",
+            ),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Generation",
+            "Counts changes of the knobs: a flat line is a settled controller.",
+            "none",
+            Q(by_pool("trimtab_setpoint_generation"), "{{pool}}"),
+        )
+    )
+    return board

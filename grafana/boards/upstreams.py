@@ -1,0 +1,131 @@
+"""Which upstream is unwell, and what does the proxy itself cost?"""
+
+from __future__ import annotations
+
+from grafana_foundation_sdk.builders import dashboard as d
+
+from grafana.panels import Q, base, by_pool, lines, rate, row, stacked, state
+
+__all__ = ["build"]
+
+
+def build() -> d.Dashboard:
+    """Return the dashboard."""
+    board = base("Trimtab / Upstreams", "trimtab-upstreams", "Which upstream is unwell, and what the proxy costs.")
+    up = "pool, upstream"
+    board.with_row(row("Upstreams"))
+    board.with_panel(
+        state(
+            "State",
+            "Whether each upstream may be asked.",
+            Q(
+                '(trimtab_upstream_state{pool=~"$pool", state="up"} * 3) + on (pool, upstream) '
+                '(trimtab_upstream_state{pool=~"$pool", state="overloaded"} * 2) + on (pool, upstream) '
+                'trimtab_upstream_state{pool=~"$pool", state="ejected"}',
+                "{{pool}} {{upstream}}",
+            ),
+            {"3": ("up", "green"), "2": ("overloaded", "yellow"), "1": ("ejected", "orange"), "0": ("down", "red")},
+            height=8,
+        )
+    )
+    board.with_panel(
+        lines(
+            "In flight",
+            "Calls under way at each upstream.",
+            "none",
+            Q(by_pool("trimtab_upstream_inflight"), "{{upstream}}"),
+            width=12,
+        )
+    )
+    board.with_panel(
+        stacked(
+            "Requests",
+            "Requests finished at each upstream, per second.",
+            "reqps",
+            Q(rate("trimtab_upstream_requests_total", up), "{{upstream}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Failures",
+            "Requests that failed or timed out there, per second.",
+            "reqps",
+            Q(rate("trimtab_upstream_requests_total", up, 'pool=~"$pool", outcome!="ok"'), "{{upstream}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Failure share",
+            "Moving share of failures and overloads, as routing sees it.",
+            "percentunit",
+            Q(by_pool("trimtab_upstream_failure_ratio"), "{{upstream}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Connections",
+            "Connections kept to each upstream.",
+            "none",
+            Q(by_pool("trimtab_upstream_connections"), "{{upstream}} {{state}}"),
+            width=12,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Retries",
+            "Upstream calls repeated, per second.",
+            "ops",
+            Q(rate("trimtab_retries_total", "pool"), "{{pool}}"),
+            width=12,
+        )
+    )
+    board.with_row(row("The proxy itself"))
+    slow = "rate(trimtab_event_loop_delay_seconds_bucket[$__rate_interval])"
+    delay = f"histogram_quantile(%s, sum by (instance, le) ({slow}))"
+    board.with_panel(
+        lines(
+            "Event loop delay",
+            "How late timers run: above a few milliseconds the CPU is short.",
+            "s",
+            Q(delay % "0.5", "{{instance}} p50"),
+            Q(delay % "0.99", "{{instance}} p99"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "CPU",
+            "Cores used by the proxy.",
+            "none",
+            Q('rate(process_cpu_seconds_total{job="trimtab"}[$__rate_interval])', "{{instance}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Memory",
+            "Resident memory of the proxy.",
+            "bytes",
+            Q('process_resident_memory_bytes{job="trimtab"}', "{{instance}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Open files",
+            "File descriptors, against the limit.",
+            "none",
+            Q('process_open_fds{job="trimtab"}', "{{instance}} open"),
+            Q('process_max_fds{job="trimtab"}', "{{instance}} limit"),
+            dashed="limit$",
+            log=True,
+            width=12,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Configuration reloads",
+            "Reloads since start, by result.",
+            "none",
+            Q("sum by (result) (trimtab_config_reloads_total)", "{{result}}"),
+            width=12,
+        )
+    )
+    return board
