@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import embedding, gelu, rms_norm, silu
+from torch.nn.functional import embedding
 
 from backend.attention.base import AttentionStep
 from backend.models.config import ModelConfig
 from backend.models.linear import Linear
-from backend.models.rope import cos_sin, inverse_frequencies, rotate
+from backend.models.ops import Ops, choose_ops
+from backend.models.rope import cos_sin, inverse_frequencies
 
 __all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
 
@@ -48,9 +49,11 @@ class DecoderWeights:
 class Decoder:
     """A Llama-family decoder over an attention step that owns the cache."""
 
-    def __init__(self, config: ModelConfig, weights: DecoderWeights) -> None:
+    def __init__(self, config: ModelConfig, weights: DecoderWeights, ops: Ops | None = None) -> None:
+        """Take the operations from `ops`, or those that fit the weights' device."""
         self.config = config
         self.weights = weights
+        self._ops = ops or choose_ops(weights.embedding.device)
         device = weights.embedding.device
         self._frequencies = [inverse_frequencies(rope).to(device) for rope in config.ropes]
 
@@ -89,31 +92,31 @@ class Decoder:
         Returns:
             [S, hidden] or [T, hidden]
         """
-        config = self.config
+        config, ops, eps = self.config, self._ops, self.config.norm_eps
         hidden = embedding(token_ids, self.weights.embedding)
         if config.embedding_scale != 1.0:
             # Rounded to the model's dtype first, as the checkpoints were trained.
-            hidden = hidden * torch.tensor(config.embedding_scale, dtype=hidden.dtype, device=hidden.device)
+            hidden = hidden * torch.tensor(config.embedding_scale, dtype=hidden.dtype).item()
         angles = [
             cos_sin(positions, frequencies, rope.attention_factor, hidden.dtype)
             for frequencies, rope in zip(self._frequencies, config.ropes, strict=True)
         ]
-        last = config.num_layers - 1
-        for index, layer in enumerate(self.weights.layers):
-            cos, sin = angles[config.layers[index].rope]
-            normed = self._norm(hidden, layer.attention_norm)
-            mixed = self._attention(index, layer, normed, cos, sin, attend)
-            if index == last and rows is not None:
+        layers = self.weights.layers
+        norms = [*(layer.attention_norm for layer in layers[1:]), self.weights.norm]
+        normed = ops.norm(hidden, layers[0].attention_norm, eps)
+        for index, (layer, following_norm) in enumerate(zip(layers, norms, strict=True)):
+            mixed = self._attention(index, normed, angles[config.layers[index].rope], attend)
+            if rows is not None and index == config.num_layers - 1:
                 mixed, hidden = mixed[rows], hidden[rows]
             mixed = layer.out(mixed)
             if layer.post_attention_norm is not None:
-                mixed = self._norm(mixed, layer.post_attention_norm)
-            hidden = hidden + mixed
-            mixed = self._mlp(layer, self._norm(hidden, layer.mlp_norm))
+                mixed = ops.norm(mixed, layer.post_attention_norm, eps)
+            normed, hidden = ops.add_norm(mixed, hidden, layer.mlp_norm, eps)
+            mixed = layer.down(ops.gate(layer.gate_up(normed), config.activation))
             if layer.post_mlp_norm is not None:
-                mixed = self._norm(mixed, layer.post_mlp_norm)
-            hidden = hidden + mixed
-        return self._norm(hidden, self.weights.norm)
+                mixed = ops.norm(mixed, layer.post_mlp_norm, eps)
+            normed, hidden = ops.add_norm(mixed, hidden, following_norm, eps)
+        return normed
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 logits [S, vocab] of hidden states [S, hidden] that `forward` returned."""
@@ -122,32 +125,13 @@ class Decoder:
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def _attention(
-        self,
-        index: int,
-        layer: LayerWeights,
-        normed: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
-        attend: AttentionStep,
+        self, index: int, normed: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], attend: AttentionStep
     ) -> torch.Tensor:
-        config = self.config
-        heads, kv_heads = config.num_heads, config.num_kv_heads
-        qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, config.head_dim)
-        v = qkv[:, heads + kv_heads :]
-        if layer.q_norm is None or layer.k_norm is None:
-            rotated = rotate(qkv[:, : heads + kv_heads], cos, sin)
-            return attend(index, rotated[:, :heads], rotated[:, heads:], v)
-        q = self._norm(qkv[:, :heads], layer.q_norm)
-        k = self._norm(qkv[:, heads : heads + kv_heads], layer.k_norm)
-        return attend(index, rotate(q, cos, sin), rotate(k, cos, sin), v)
-
-    def _mlp(self, layer: LayerWeights, x: torch.Tensor) -> torch.Tensor:
-        gate, up = layer.gate_up(x).chunk(2, dim=-1)
-        gate = silu(gate) if self.config.activation == "silu" else gelu(gate, approximate="tanh")
-        return layer.down(gate.mul_(up))
-
-    def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Root-mean-square norm (Zhang and Sennrich 2019), computed in the wider of the two types."""
-        if weight.dtype == x.dtype:
-            return rms_norm(x, weight.shape, weight, self.config.norm_eps)
-        return rms_norm(x.to(weight.dtype), weight.shape, weight, self.config.norm_eps).to(x.dtype)
+        config, layer = self.config, self.weights.layers[index]
+        rotated = config.num_heads + config.num_kv_heads
+        qkv = layer.qkv(normed).view(-1, rotated + config.num_kv_heads, config.head_dim)
+        cos, sin = angles
+        q, k = self._ops.rotate(
+            qkv[:, :rotated], config.num_heads, cos, sin, layer.q_norm, layer.k_norm, config.norm_eps
+        )
+        return attend(index, q, k, qkv[:, rotated:])

@@ -21,17 +21,8 @@ pytestmark = [
 
 def test_the_kernels_are_right_under_the_interpreter() -> None:
     root = Path(__file__).parents[3]
-    folder = Path(__file__).parent
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-x",
-        "-p",
-        "no:cacheprovider",
-        f"{folder}/test_triton_kernels.py",
-    ]
+    files = ["tests/backend/attention/test_triton_kernels.py", "tests/backend/models/test_triton_ops.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=580
