@@ -65,38 +65,38 @@ class LawIn(Section):
 class SloOut(_Out):
     """The promise in force."""
 
-    ttft_ms: float | None = None
-    tpot_ms: float | None = None
-    e2e_ms: float | None = None
-    queue_ms: float | None = None
-    quantile: float
+    ttft_ms: float | None = Field(default=None, description="Arrival to the first token; null: not promised.")
+    tpot_ms: float | None = Field(default=None, description="Mean per output token after the first.")
+    e2e_ms: float | None = Field(default=None, description="Arrival to the end of the answer.")
+    queue_ms: float | None = Field(default=None, description="Wait in the proxy's queue.")
+    quantile: float = Field(description="Share of admitted requests that must meet every target.")
 
 
 class SetpointsOut(_Out):
     """The knobs in force."""
 
-    max_batch_size: int
-    window_ms: float
+    max_batch_size: int = Field(description="Largest batch, or most sequences in flight.")
+    window_ms: float = Field(description="How long the first waiting item may be held for company.")
     generation: int = Field(description="Counts changes; every request is attributed to the one it ran under.")
 
 
 class PoolSummary(_Out):
     """A pool at a glance."""
 
-    name: str
-    law: str
+    name: str = Field(description="Its name in the configuration.")
+    law: str = Field(description="The law that turns the knobs.")
     slo: SloOut
     setpoints: SetpointsOut
     pins: dict[str, float] = Field(description="Knobs held by an operator.")
-    queued: int
-    inflight: int
+    queued: int = Field(description="Requests waiting (items, where the proxy makes the batches).")
+    inflight: int = Field(description="Items or sequences at the upstreams.")
 
 
 class PoolOut(PoolSummary):
     """A pool in full."""
 
     bounds: dict[str, float] = Field(description="How far the knobs may go.")
-    dispatch: str
+    dispatch: str = Field(description="merge, gate or auto.")
     live: dict[str, Any] = Field(
         description="The controller's view: quantiles with n and interval, counts, attainment, law and model."
     )
@@ -113,18 +113,18 @@ class PoolsOut(_Out):
 class DecisionOut(_Out):
     """One decision: what was seen, which rule fired, what changed, and what came of it."""
 
-    id: int
+    id: int = Field(description="Numbered per pool, without gaps.")
     at: float = Field(description="Monotonic seconds of the proxy's clock.")
     wall: float = Field(description="Unix seconds.")
-    pool: str
-    rule: str
-    law: str
-    actor: str
-    seen: dict[str, Any]
-    old: dict[str, Any]
-    new: dict[str, Any]
-    text: str
-    outcome: str
+    pool: str = Field(description="The pool.")
+    rule: str = Field(description="Which rule fired; admin.* for operators.")
+    law: str = Field(description="The law in force.")
+    actor: str = Field(description="`controller`, or `admin:` and who.")
+    seen: dict[str, Any] = Field(description="The inputs of the rule.")
+    old: dict[str, Any] = Field(description="Before.")
+    new: dict[str, Any] = Field(description="After.")
+    text: str = Field(description="Why, in one sentence.")
+    outcome: str = Field(description="What came of it; empty until that is known.")
 
 
 class DecisionsOut(_Out):
@@ -137,14 +137,14 @@ class DecisionsOut(_Out):
 class ConfigOut(_Out):
     """The configuration in force, secrets masked. Live changes through this API are not part of it."""
 
-    generation: int
-    config: dict[str, Any]
+    generation: int = Field(description="Counts configurations since the start.")
+    config: dict[str, Any] = Field(description="Every key with its value.")
 
 
 class ReloadOut(_Out):
     """What a reload did."""
 
-    generation: int
+    generation: int = Field(description="Of the configuration now in force.")
     changed: list[str] = Field(description="Keys that differ and took effect.")
     restart_required: list[str] = Field(description="Keys that differ and need a restart.")
 
@@ -152,13 +152,13 @@ class ReloadOut(_Out):
 class Health(_Out):
     """The process answers."""
 
-    status: str
+    status: str = Field(description="Always `ok`.")
 
 
 class Readiness(_Out):
     """Whether traffic should be sent here."""
 
-    ready: bool
+    ready: bool = Field(description="Whether it should.")
     reasons: list[str] = Field(description="Why not.")
 
 
@@ -167,15 +167,15 @@ class FieldError(BaseModel):
 
     model_config = ConfigDict(extra="allow")
 
-    field: str
-    message: str
+    field: str = Field(description="Where, dotted.")
+    message: str = Field(description="What was got, and what is accepted.")
 
 
 class ProblemOut(BaseModel):
     """Problem details (RFC 9457)."""
 
-    type: str
-    title: str
-    status: int
-    detail: str
-    errors: list[FieldError] = []
+    type: str = Field(description="Always `about:blank`: the status says what kind it is.")
+    title: str = Field(description="The status in words.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What went wrong, in one sentence.")
+    errors: list[FieldError] = Field(default=[], description="One entry for each field at fault.")

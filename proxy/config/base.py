@@ -9,7 +9,10 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["UNITS", "Section", "check_url", "nearest", "unit_of"]
+__all__ = ["NAME_PATTERN", "UNITS", "Section", "check_url", "nearest", "unit_of"]
+
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+"""Names of pools, policies, laws, wire formats and profiles."""
 
 UNITS = {
     "_ms": "milliseconds",

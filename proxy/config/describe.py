@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
-from proxy.config.base import Section, unit_of
+from proxy.config.base import NAME_PATTERN, Section, unit_of
 from proxy.config.model import Config
 
 __all__ = ["Key", "accepted", "find", "plain_type", "section_of"]
@@ -90,8 +90,14 @@ def accepted(key: Key) -> str:
     elif kind is SecretStr:
         words = "a secret" + (f" of at least {bounds['min_length']} characters" if "min_length" in bounds else "")
     else:
-        words = "text" + (f" matching {bounds['pattern']}" if bounds.get("pattern") else "")
+        words = _text(bounds.get("pattern"))
     return f"{words} ({key.unit})" if key.unit and kind in (int, float) else words
+
+
+def _text(pattern: str | None) -> str:
+    if pattern is None:
+        return "text"
+    return "a name of letters, digits and . _ -" if pattern == NAME_PATTERN else f"text matching {pattern}"
 
 
 def _bounds(field: FieldInfo | None) -> dict[str, Any]:

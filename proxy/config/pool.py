@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
-from proxy.config.base import Section, check_url
+from proxy.config.base import NAME_PATTERN, Section, check_url
 
 __all__ = [
     "BatchSizeRange",
@@ -27,7 +27,6 @@ __all__ = [
     "WindowRange",
 ]
 
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 _DAY_MS = 86_400_000.0
 _START_BATCH_SIZE = 16
 _START_WINDOW_MS = 5.0
@@ -51,7 +50,7 @@ class UpstreamConfig(Section):
     weight: float = Field(default=1.0, gt=0.0, le=1000.0, description="Share of the work relative to the others.")
     profile: str = Field(
         default="auto",
-        pattern=_NAME,
+        pattern=NAME_PATTERN,
         description="What kind of server it is: the name of a file in proxy/profiles, or auto.",
     )
     model: str | None = Field(default=None, min_length=1, description="Model name to send instead of the caller's.")
@@ -238,11 +237,13 @@ class KeepaliveConfig(Section):
 class PoolConfig(Section):
     """Upstreams that can serve the same requests, with one queue and one promise."""
 
-    name: str = Field(default="default", pattern=_NAME, description="Name in URLs, logs and metrics.")
+    name: str = Field(default="default", pattern=NAME_PATTERN, description="Name in URLs, logs and metrics.")
     match: MatchConfig = Field(default=MatchConfig(), description="Which requests it takes.")
     upstreams: tuple[UpstreamConfig, ...] = Field(min_length=1, description="The inference servers.")
     wire: str = Field(
-        default="auto", pattern=_NAME, description="Wire format: auto (by path), openai, ..., or passthrough."
+        default="auto",
+        pattern=NAME_PATTERN,
+        description="Wire format; auto: by path, what nobody claims is relayed untouched.",
     )
     dispatch: Literal["auto", "merge", "gate"] = Field(
         default="auto",
@@ -267,9 +268,13 @@ class PoolConfig(Section):
         description="Priority classes by name; a request picks one by its key or by x-trimtab-class.",
     )
     default_class: str = Field(default="default", description="Class of a request that names none; one of `classes`.")
-    policy: str = Field(default="priority", pattern=_NAME, description="Who goes next: the name of a queue policy.")
+    policy: str = Field(
+        default="priority", pattern=NAME_PATTERN, description="Who goes next: the name of a queue policy."
+    )
     policy_options: dict[str, Any] = Field(default={}, description="Options of the policy.")
-    law: str = Field(default="aimd", pattern=_NAME, description="How the knobs follow the latency: a control law.")
+    law: str = Field(
+        default="aimd", pattern=NAME_PATTERN, description="How the knobs follow the latency: a control law."
+    )
     law_options: dict[str, Any] = Field(default={}, description="Options of the law.")
     tick_s: float = Field(default=1.0, ge=0.05, le=60.0, description="Between two decisions of the controller.")
     timeouts: TimeoutsConfig = Field(default=TimeoutsConfig(), description="Patience with upstreams.")

@@ -324,7 +324,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, key: str, wrong: s
 
 def test_python_objects_are_not_made(tmp_path: Path) -> None:
     said = complaint(tmp_path, "upstreams: [http://a:1]\npolicy: !!python/object/apply:os.getcwd []\n")
-    assert said == "trimtab.yaml:2: policy: got a list; accepted: text matching ^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+    assert said == "trimtab.yaml:2: policy: got a list; accepted: a name of letters, digits and . _ -"
 
 
 def test_an_alias_within_itself_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,55 @@
+"""The reference pages say what the code does."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from docs.generate import PAGES
+from proxy.cli import main
+from proxy.config.load import check
+from proxy.config.source import read_text
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_what_the_code_makes(name: str) -> None:
+    assert (DOCS / name).read_text() == PAGES[name](), f"run docs/generate.py: {name}"
+
+
+def test_every_example_configuration_is_valid() -> None:
+    blocks = re.findall(r"```yaml\n(.*?)```", (DOCS / "configuration.md").read_text(), re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        assert check(read_text(block, "example", {})).pools
+
+
+def test_every_environment_variable_shown_works(tmp_path: Path) -> None:
+    page = (DOCS / "configuration.md").read_text()
+    shown = dict(re.findall(r"`(TRIMTAB_[A-Z_]+)=([^`]+)`", page))
+    assert shown
+    file = tmp_path / "trimtab.yaml"
+    file.write_text(yaml.safe_dump({"pools": [{"name": "chat", "upstreams": ["http://a:1"]}]}))
+    for variable, value in shown.items():
+        done = CliRunner().invoke(main, ["config", "check", "-c", str(file)], env={variable: shlex.split(value)[0]})
+        assert done.exit_code == 0, f"{variable}: {done.output}"
+
+
+def test_every_example_body_is_json() -> None:
+    page = (DOCS / "admin-api.md").read_text()
+    bodies = re.findall(r"-d '([^']*)'", page)
+    assert bodies
+    for body in bodies:
+        json.loads(body)
+
+
+def test_every_field_of_the_admin_api_is_described() -> None:
+    page = (DOCS / "admin-api.md").read_text()
+    assert not re.findall(r"^\| `\w+` \|  \|$", page, re.MULTILINE)
