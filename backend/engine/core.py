@@ -9,17 +9,19 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
 from backend.engine.batch import Plan
 from backend.engine.blocks import BlockPool, IntegrityError
-from backend.engine.detokenizer import Decoder, Detokenizer
+from backend.engine.choice import Choice, Output
+from backend.engine.detokenizer import Decoder
 from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
-from backend.engine.sampler import Grammar, Sampled, Sampler, SamplingState
+from backend.engine.sampler import Draw, Grammar, Sampled, Sampler
 from backend.engine.scheduler import Limits, Scheduler
 from backend.engine.sequence import Sequence, SequenceState
 from backend.engine.stats import EngineStats
@@ -35,8 +37,6 @@ GrammarFactory = Callable[[GenerationRequest], Grammar | None]
 """Makes what constrains one choice of a request, or None. Raises RequestRefused for one it cannot make."""
 
 MAX_FAILURES = 3
-CONTEXT_TOKENS = 6
-"""Prompt tokens that decide about spaces at the start of the output."""
 
 
 class EngineFault(EngineError):
@@ -54,18 +54,23 @@ class _Open:
     completion_tokens: int = 0
 
 
-@dataclass(slots=True)
-class _Choice:
-    """What turns one sequence's logits into text."""
+class _Flight(NamedTuple):
+    """A step that was started and not collected."""
 
-    sampling: SamplingState
-    text: Detokenizer
+    plan: Plan
+    started: float
+    sequences: list[Sequence]
+    """[S] the sequence of each sampled row."""
+    draw: Draw | None
+    """Their tokens; None when the step only computed parts of prompts."""
 
 
 class EngineCore:
     """Continuous batching over a runner.
 
-    Use: `add` and `abort` whenever, `step` while `has_work`. All three are called from one thread.
+    Use: `add` and `abort` whenever no step is under way, `step` while `has_work`, all from one thread. `step` is
+    `launch`, `collect` and `drain` in one; apart, the first returns while an asynchronous runner is still at work,
+    and the texts of the step before can be made and sent meanwhile.
     """
 
     def __init__(
@@ -111,7 +116,9 @@ class EngineCore:
         self._max_len = min(max_model_len, options.max_model_len or max_model_len, capacity)
         self._sampler = Sampler(runner.vocab_size)
         self._open: dict[str, _Open] = {}
-        self._choices: dict[Sequence, _Choice] = {}
+        self._choices: dict[Sequence, Choice] = {}
+        self._outbox: list[Output | Delta] = []
+        self._flight: _Flight | None = None
         self._received = self._finished = self._steps = self._running_sum = self._stalls = self._failures = 0
         self._prompt_tokens = self._generation_tokens = 0
         self._step_seconds = self._last_step_s = 0.0
@@ -139,6 +146,11 @@ class EngineCore:
     def runner(self) -> Runner:
         """What executes the steps."""
         return self._runner
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether the runner returns before its step is done, so that there is something to do meanwhile."""
+        return bool(getattr(self._runner, "asynchronous", False))
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -182,14 +194,19 @@ class EngineCore:
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> list[Delta]:
-        """End a request in whatever state it is; returns its last deltas. Unknown and finished ids are fine."""
-        return self._end(request_id, FinishReason.ABORT, None)
+        """End a request in whatever state it is, and return what there is to tell, its last deltas included.
+
+        Unknown and finished ids are fine.
+        """
+        self._end(request_id, FinishReason.ABORT, None)
+        return self.drain()
 
     def fail_all(self, error: str) -> list[Delta]:
         """End every open request with an error."""
-        return [
-            delta for request_id in list(self._open) for delta in self._end(request_id, FinishReason.ERROR, error)
-        ]
+        self._flight = None
+        for request_id in list(self._open):
+            self._end(request_id, FinishReason.ERROR, error)
+        return self.drain()
 
     def _check_blocks(self, sequence: Sequence) -> None:
         needed = self.scheduler.expected_blocks(sequence)
@@ -200,57 +217,68 @@ class EngineCore:
                 "max_tokens",
             )
 
-    def _make_choice(self, sequence: Sequence, seed: int) -> _Choice:
-        params, prompt = sequence.request.params, sequence.request.prompt_token_ids
-        ends = [
-            token for token in sequence.eos_token_ids | sequence.stop_token_ids if token < self._runner.vocab_size
-        ]
-        return _Choice(
-            SamplingState(params, prompt, seed, ends, self._grammars(sequence.request) if self._grammars else None),
-            Detokenizer(
-                self._decoder,
-                stop=params.stop,
-                include_stop=params.include_stop,
-                skip_special_tokens=params.skip_special_tokens,
-                min_tokens=params.min_tokens,
-                context=prompt[-CONTEXT_TOKENS:],
-            ),
-        )
+    def _make_choice(self, sequence: Sequence, seed: int) -> Choice:
+        grammar = self._grammars(sequence.request) if self._grammars is not None else None
+        return Choice(sequence, self._decoder, seed=seed, grammar=grammar, vocab_size=self._runner.vocab_size)
 
     # -- steps -----------------------------------------------------------------------------------------------
 
     def step(self) -> list[Delta]:
         """Run one step and return what it produced. Raises EngineFault when steps fail again and again."""
+        self.launch()
+        self.collect()
+        return self.drain()
+
+    def launch(self) -> None:
+        """Decide what the next step computes and start it; nothing happens when there is no work."""
         if not self._open:
-            return []
+            return
         started = self._clock()
         plan = self.scheduler.schedule()
         if plan is None:
-            return self._stalled()
+            self._stalled()
+            return
         try:
-            sequences, sampled = self._execute(plan)
+            self._flight = self._execute(plan, started)
         except Exception as error:
-            return self._failed(plan, error)
-        deltas = [self._advance(sequence, result) for sequence, result in zip(sequences, sampled, strict=True)]
+            self._failed(plan, error)
+
+    def collect(self) -> None:
+        """Wait for the step under way, if there is one, and see what came of it."""
+        flight, self._flight = self._flight, None
+        if flight is None:
+            return
+        try:
+            sampled = flight.draw.result() if flight.draw is not None else []
+        except Exception as error:
+            self._failed(flight.plan, error)
+            return
+        for sequence, result in zip(flight.sequences, sampled, strict=True):
+            self._advance(sequence, result)
         self._failures = 0
         self._stuck = False
         self._steps += 1
-        self._running_sum += len(plan.rows)
-        self._last_step_s = self._clock() - started
+        self._running_sum += len(flight.plan.rows)
+        self._last_step_s = self._clock() - flight.started
         self._step_seconds += self._last_step_s
-        return deltas
 
-    def _execute(self, plan: Plan) -> tuple[list[Sequence], list[Sampled]]:
+    def drain(self) -> list[Delta]:
+        """Return what came since the last call. This is where text is made that did not have to be made before."""
+        outbox, self._outbox = self._outbox, []
+        return [entry.delta() if isinstance(entry, Output) else entry for entry in outbox]
+
+    def _execute(self, plan: Plan, started: float) -> _Flight:
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         logits = self._runner.execute(plan.step)
         self.scheduler.commit(plan)
-        if not plan.sampled:
-            return [], []
         sequences = plan.sampled
+        if not sequences:
+            return _Flight(plan, started, sequences, None)
         if any(sequence.forks > 1 for sequence in sequences):
             sequences, logits = self._fork(sequences, logits)
-        return sequences, self._sampler.sample(logits, [self._choices[sequence].sampling for sequence in sequences])
+        states = [self._choices[sequence].sampling for sequence in sequences]
+        return _Flight(plan, started, sequences, self._sampler.launch(logits, states))
 
     def _fork(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Sequence], torch.Tensor]:
         """Give every choice of a request whose prompt is now computed a sequence and a row of logits of its own."""
@@ -269,32 +297,29 @@ class EngineCore:
             rows.extend([row] * len(family))
         return choices, logits[rows]
 
-    def _advance(self, sequence: Sequence, sampled: Sampled) -> Delta:
-        """Add one sampled token to a sequence and say what that means to the caller."""
-        request_id, index = sequence.request.id, sequence.index
+    def _advance(self, sequence: Sequence, sampled: Sampled) -> None:
+        """Add one sampled token to a sequence and see whether it goes on."""
         token, logprob = sampled
         if token < 0:
-            return self._break_off(sequence, "the model gave no valid probabilities for the next token")
+            self._break_off(sequence, "the model gave no valid probabilities for the next token")
+            return
         choice = self._choices[sequence]
         self._count_token(sequence)
         sequence.tokens.append(token)
         choice.sampling.append(token)
         grammar = choice.sampling.grammar
         if grammar is not None and not grammar.accept(token):
-            return self._break_off(sequence, "the sampled token does not fit the grammar")
-        stop: str | int | None
+            self._break_off(sequence, "the sampled token does not fit the grammar")
+            return
         reason, stop = sequence.finish_after(token) or (None, None)
-        text, matched = "", None
-        if reason is not FinishReason.STOP or sequence.request.params.include_stop:
-            text, matched = choice.text.put(token)
-        if reason is not None and matched is None:
-            tail, matched = choice.text.finish()
-            text += tail
-        if matched is not None:
-            reason, stop = FinishReason.STOP, matched
-        logprobs = () if logprob is None else (logprob,)
-        delta = Delta(request_id, index, text, (token,), logprobs, reason, stop)
-        return delta if reason is None else self._retire(sequence, [delta])[-1]
+        output = Output(choice, token, logprob, reason, stop)
+        if choice.stops_on_text:
+            output.text, matched = choice.read(token, reason)
+            if matched is not None:
+                output.reason, output.stop = FinishReason.STOP, matched
+        self._outbox.append(output)
+        if output.reason is not None:
+            output.usage = self._retire(sequence, completed=True)
 
     def _count_token(self, sequence: Sequence) -> None:
         if sequence.index == 0 and sequence.num_output_tokens == 0:
@@ -304,47 +329,38 @@ class EngineCore:
 
     # -- ends ------------------------------------------------------------------------------------------------
 
-    def _retire(self, sequence: Sequence, deltas: list[Delta]) -> list[Delta]:
-        """Forget a sequence whose last deltas these are: the only way out, for every reason there is."""
-        completed = deltas[-1].finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
+    def _retire(self, sequence: Sequence, *, completed: bool) -> Usage | None:
+        """Forget a sequence: the only way out, for every reason there is. Returns the usage after the last one."""
         self.scheduler.remove(sequence, SequenceState.COMPLETED if completed else SequenceState.ABORTED)
         del self._choices[sequence]
         opened = self._open[sequence.request.id]
         opened.sequences.remove(sequence)
-        if not opened.sequences:
-            del self._open[sequence.request.id]
-            self._finished += 1
-            if opened.first.admitted:
-                self.scheduler.policy.completed(sequence.job, opened.completion_tokens)
-            else:
-                self.scheduler.policy.removed(sequence.job)
-            usage = Usage(
-                len(sequence.request.prompt_token_ids), opened.completion_tokens, opened.first.num_cached_tokens
-            )
-            deltas[-1] = replace(deltas[-1], usage=usage)
-        return deltas
+        if opened.sequences:
+            return None
+        del self._open[sequence.request.id]
+        self._finished += 1
+        if opened.first.admitted:
+            self.scheduler.policy.completed(sequence.job, opened.completion_tokens)
+        else:
+            self.scheduler.policy.removed(sequence.job)
+        return Usage(sequence.num_prompt_tokens, opened.completion_tokens, opened.first.num_cached_tokens)
 
-    def _break_off(self, sequence: Sequence, error: str) -> Delta:
-        return self._retire(
-            sequence,
-            [Delta(sequence.request.id, sequence.index, "", finish_reason=FinishReason.ERROR, error=error)],
-        )[-1]
+    def _break_off(self, sequence: Sequence, error: str | None, reason: FinishReason = FinishReason.ERROR) -> None:
+        """End a sequence without a token; one that stands for several choices ends all of them."""
+        request_id, first, count = sequence.request.id, sequence.index, sequence.forks
+        usage = self._retire(sequence, completed=False)
+        for index in range(first, first + count):
+            last = usage if index == first + count - 1 else None
+            self._outbox.append(Delta(request_id, index, "", finish_reason=reason, usage=last, error=error))
 
-    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> list[Delta]:
-        """End what is left of a request; a sequence that stands for several choices ends all of them."""
+    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> None:
+        """End what is left of a request."""
         opened = self._open.get(request_id)
-        if opened is None:
-            return []
-        deltas: list[Delta] = []
-        for sequence in sorted(opened.sequences, key=lambda sequence: sequence.index):
-            last = [
-                Delta(request_id, sequence.index + offset, "", finish_reason=reason, error=error)
-                for offset in range(sequence.forks)
-            ]
-            deltas += self._retire(sequence, last)
-        return deltas
+        if opened is not None:
+            for sequence in sorted(opened.sequences, key=lambda sequence: sequence.index):
+                self._break_off(sequence, error, reason)
 
-    def _failed(self, plan: Plan, error: Exception) -> list[Delta]:
+    def _failed(self, plan: Plan, error: Exception) -> None:
         """End the requests whose step failed. What it may have left in the prefix cache is forgotten."""
         logger.error("a step of %d sequences failed", len(plan.rows), exc_info=error)
         self._failures += 1
@@ -353,9 +369,10 @@ class EngineCore:
             raise EngineFault(f"{self._failures} steps in a row failed, the last with: {_one_line(error)}") from error
         requests = dict.fromkeys(sequence.request.id for sequence in plan.rows)
         text = f"the step that computed this request failed: {_one_line(error)}"
-        return [delta for request_id in requests for delta in self._end(request_id, FinishReason.ERROR, text)]
+        for request_id in requests:
+            self._end(request_id, FinishReason.ERROR, text)
 
-    def _stalled(self) -> list[Delta]:
+    def _stalled(self) -> None:
         """Nothing could be scheduled although requests are open: fail one, so that the others may move.
 
         This cannot happen unless the engine has a bug, hence the log entry with everything there is to know.
@@ -369,7 +386,7 @@ class EngineCore:
             f"{pool.num_free} free, {pool.num_cached} cached and {pool.num_owned} owned blocks"
         )
         logger.error("nothing can be scheduled: %s; failing request %s", state, head.request.id)
-        return self._end(head.request.id, FinishReason.ERROR, f"the engine could not schedule this request ({state})")
+        self._end(head.request.id, FinishReason.ERROR, f"the engine could not schedule this request ({state})")
 
     # -- account ---------------------------------------------------------------------------------------------
 

@@ -109,17 +109,24 @@ class EngineLoop:
                 if frame is None:
                     self._core.check_integrity()
                     checked = True
-            deltas: list[Delta] = []
             while frame is not None and not self._closing:
-                deltas += self._handle(frame)
+                self._handle(frame)
                 frame = self._channel.receive()
-            if self._core.has_work:
-                deltas += self._core.step()
-            self._publish(deltas)
+            self._step()
             self._embed_one()
         self._publish(self._core.fail_all("the engine is shutting down"))
 
-    def _handle(self, frame: ipc.Frame) -> list[Delta]:
+    def _step(self) -> None:
+        """Run a step. Where the device works by itself, what the step before gave is told to the parent meanwhile."""
+        core = self._core
+        core.launch()
+        if core.overlaps:
+            self._publish(core.drain())
+        core.collect()
+        if not core.overlaps or not core.has_work:
+            self._publish(core.drain())
+
+    def _handle(self, frame: ipc.Frame) -> None:
         kind = frame[0]
         if kind == Kind.GENERATE:
             try:
@@ -127,12 +134,11 @@ class EngineLoop:
             except EngineError as error:
                 self._channel.send((Kind.REFUSED, frame[1].id, error))
         elif kind == Kind.ABORT:
-            return self._core.abort(frame[1])
+            self._publish(self._core.abort(frame[1]))
         elif kind == Kind.EMBED:
             self._embeddings.append(frame)
         elif kind == Kind.CLOSE:
             self._closing = True
-        return []
 
     def _publish(self, deltas: list[Delta]) -> None:
         self._channel.send((Kind.STEP, [ipc.pack_delta(delta) for delta in deltas], self._core.stats()))

@@ -18,7 +18,7 @@ import torch
 from backend.engine.penalties import TokenCounts, apply_penalties, has_penalties
 from backend.engine.request import SamplingParams, TokenLogprob
 
-__all__ = ["Grammar", "Sampled", "Sampler", "SamplingState", "uniform"]
+__all__ = ["Draw", "Grammar", "Sampled", "Sampler", "SamplingState", "uniform"]
 
 CANDIDATES = 512
 """How many of a row's most probable tokens are looked at before sorting all of them."""
@@ -114,24 +114,34 @@ class Sampler:
         self._vocab_size = vocab_size
         self._layout: _Layout | None = None
 
-    @torch.inference_mode()
     def sample(self, logits: torch.Tensor, states: list[SamplingState]) -> list[Sampled]:
         """Return one token for each row; `logits` (float32 [R, V]) may be overwritten.
 
         The states are not advanced: `SamplingState.append` does that.
         """
+        return self.launch(logits, states).result()
+
+    @torch.inference_mode()
+    def launch(self, logits: torch.Tensor, states: list[SamplingState]) -> Draw:
+        """Like `sample`, but without waiting for the device. The logits must stay as they are until the result."""
         layout = self._layout
         if layout is None or layout.states != states or layout.temperature.device != logits.device:
             layout = self._layout = self._make_layout(states, logits.device)
         logits = logits.float().contiguous()
         raw = torch.log_softmax(logits[layout.logprobs], dim=-1) if layout.logprobs else None
         self._modify(logits, layout)
-        tokens = self._choose(logits, layout)
-        if raw is None:
-            return [Sampled(token, None) for token in tokens]
-        reports = _report(raw, [tokens[row] for row in layout.logprobs], [states[row] for row in layout.logprobs])
-        by_row = dict(zip(layout.logprobs, reports, strict=True))
-        return [Sampled(token, by_row.get(row)) for row, token in enumerate(tokens)]
+        best, tokens = logits.max(dim=-1)
+        tokens = torch.where(best.isfinite(), tokens, -1)
+        if not layout.random:
+            return Draw(layout, logits, raw, None, tokens)
+        noise = _noise(layout, logits.device)
+        every = not layout.greedy
+        drawn, sure = _draw(logits if every else logits[layout.random], noise, layout, CANDIDATES)
+        if every:
+            tokens = torch.where(tokens >= 0, drawn, -1)
+        else:
+            tokens[layout.random] = torch.where(tokens[layout.random] >= 0, drawn, -1)
+        return Draw(layout, logits, raw, noise, tokens if sure is None else torch.cat((tokens, sure.long())))
 
     def _make_layout(self, states: list[SamplingState], device: torch.device) -> _Layout:
         random = [row for row, state in enumerate(states) if not state.greedy]
@@ -180,38 +190,53 @@ class Sampler:
             if allowed is not None:
                 logits[row].masked_fill_(~allowed.to(logits.device), -torch.inf)
 
-    def _choose(self, logits: torch.Tensor, layout: _Layout) -> list[int]:
-        best, tokens = logits.max(dim=-1)
-        tokens = torch.where(best.isfinite(), tokens, -1)
-        result: list[int]
-        if not layout.random:
-            result = tokens.tolist()
-            return result
-        noise = self._noise(layout, logits.device)
-        every = not layout.greedy
-        drawn, sure = _draw(logits if every else logits[layout.random], noise, layout, CANDIDATES)
-        if every:
-            tokens = torch.where(tokens >= 0, drawn, -1)
-        else:
-            tokens[layout.random] = torch.where(tokens[layout.random] >= 0, drawn, -1)
-        if sure is None:
-            result = tokens.tolist()
-            return result
-        both = torch.cat((tokens, sure.long())).tolist()  # one copy to the host
-        result, flags = both[: len(tokens)], both[len(tokens) :]
-        unsure = [place for place, flag in enumerate(flags) if not flag]
-        if unsure:
-            rows = [layout.random[place] for place in unsure]
-            again, _ = _draw(logits[rows], noise[unsure], _only(layout, unsure), self._vocab_size)
-            for row, token in zip(rows, again.tolist(), strict=True):
-                if result[row] >= 0:
-                    result[row] = token
-        return result
 
-    @staticmethod
-    def _noise(layout: _Layout, device: torch.device) -> torch.Tensor:
-        positions = np.asarray([layout.states[row].position for row in layout.random], np.uint64)
-        return torch.from_numpy(uniform(layout.seeds, positions)).to(device).unsqueeze(1)
+class Draw:
+    """Tokens that were drawn and perhaps not computed yet."""
+
+    __slots__ = ("_layout", "_logits", "_noise", "_packed", "_raw")
+
+    def __init__(
+        self,
+        layout: _Layout,
+        logits: torch.Tensor,
+        raw: torch.Tensor | None,
+        noise: torch.Tensor | None,
+        packed: torch.Tensor,
+    ) -> None:
+        """Hold what the result needs; `packed` is tokens [R], then whether each of the filtered rows is exact [M]."""
+        self._layout = layout
+        self._logits = logits
+        self._raw = raw
+        self._noise = noise
+        self._packed = packed
+
+    @torch.inference_mode()
+    def result(self) -> list[Sampled]:
+        """Wait for the device and return one token for each row: one copy to the host, where none needs a sort."""
+        layout, states = self._layout, self._layout.states
+        values: list[int] = self._packed.tolist()
+        tokens, flags = values[: len(states)], values[len(states) :]
+        unsure = [place for place, flag in enumerate(flags) if not flag]
+        if unsure and self._noise is not None:
+            rows = [layout.random[place] for place in unsure]
+            logits = self._logits[rows]
+            again, _ = _draw(logits, self._noise[unsure], _only(layout, unsure), logits.shape[1])
+            for row, token in zip(rows, again.tolist(), strict=True):
+                if tokens[row] >= 0:
+                    tokens[row] = token
+        if self._raw is None:
+            return [Sampled(token, None) for token in tokens]
+        rows = layout.logprobs
+        reports = _report(self._raw, [tokens[row] for row in rows], [states[row] for row in rows])
+        by_row = dict(zip(rows, reports, strict=True))
+        return [Sampled(token, by_row.get(row)) for row, token in enumerate(tokens)]
+
+
+def _noise(layout: _Layout, device: torch.device) -> torch.Tensor:
+    """Return [M, 1] numbers in [0, 1), one for each random row."""
+    positions = np.asarray([layout.states[row].position for row in layout.random], np.uint64)
+    return torch.from_numpy(uniform(layout.seeds, positions)).to(device).unsqueeze(1)
 
 
 def uniform(seeds: npt.NDArray[np.uint64], positions: npt.NDArray[np.uint64]) -> npt.NDArray[np.float32]:

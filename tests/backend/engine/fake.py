@@ -123,7 +123,11 @@ class FakeDecoder:
         b"</s>",
     )
 
+    def __init__(self) -> None:
+        self.calls = 0
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        self.calls += 1
         kept = [i for i in ids if i != EOS or not skip_special_tokens]
         return b"".join(self.vocabulary[i] for i in kept).decode("utf-8", "replace")
 
@@ -151,13 +155,14 @@ def fake_core(
     eos: Items[int] = (EOS,),
     grammars: GrammarFactory | None = None,
     runner: FakeRunner | None = None,
+    decoder: FakeDecoder | None = None,
 ) -> EngineCore:
     """An EngineCore over a FakeRunner."""
     options = (options or fake_options()).resolve("cpu")
     assert options.num_blocks is not None
     return EngineCore(
         runner or FakeRunner(options.num_blocks, options.block_size, budget=options.max_num_batched_tokens),
-        FakeDecoder(),
+        decoder or FakeDecoder(),
         options,
         policy or create_policy(options.policy, options.policy_options),
         eos_token_ids=eos,

@@ -52,12 +52,17 @@ class Results(defaultdict[tuple[str, int], Result]):
                 self.usage[delta.request_id] = delta.usage
 
 
-def run(core: EngineCore, results: Results | None = None) -> Results:
+def run(core: EngineCore, results: Results | None = None, *, overlap: bool = False) -> Results:
     results = Results() if results is None else results
     for _ in range(20_000):
         if not core.has_work:
             break
-        results.add(core.step())
+        core.launch()
+        if overlap:
+            results.add(core.drain())  # the step before
+        core.collect()
+        if not overlap or not core.has_work:
+            results.add(core.drain())
         core.check_integrity()
     assert not core.has_work
     stats = core.stats()
@@ -323,6 +328,35 @@ def test_aborting_one_choices_request_leaves_its_batch_mates_alone() -> None:
         assert results[f"r{i}", 0].token_ids == greedy([i, i], 6)
 
 
+def test_text_that_decides_nothing_is_made_only_when_it_is_read() -> None:
+    decoder = FakeDecoder()
+    core = fake_core(decoder=decoder)
+    core.add(request("plain", [1, 2]))
+    before = decoder.calls
+    core.launch()
+    core.collect()
+    assert decoder.calls == before
+    core.add(request("stops", [1, 2], replace(GREEDY, stop=("~",))))
+    before = decoder.calls
+    core.launch()
+    core.collect()
+    assert decoder.calls > before
+    results = Results()
+    results.add(core.drain())
+    run(core, results)
+    assert results["plain", 0].text == results["stops", 0].text
+
+
+def test_an_abort_tells_first_what_came_before_it() -> None:
+    core = fake_core()
+    core.add(request("a", [1, 2]))
+    core.launch()
+    core.collect()
+    deltas = core.abort("a")
+    assert [delta.finish_reason for delta in deltas] == [None, FinishReason.ABORT]
+    assert deltas[0].token_ids == tuple(greedy([1, 2], 1))
+
+
 # -- faults --------------------------------------------------------------------------------------------------
 
 
@@ -531,6 +565,7 @@ def requests(draw: st.DrawFn, count: int = 7) -> list[GenerationRequest]:
     policy=st.sampled_from(["fcfs", "priority", "sjf", "predicted", "prefill-first", "edf", "fair"]),
     mixed=st.booleans(),
     cache=st.booleans(),
+    overlap=st.booleans(),
     data=st.data(),
 )
 @settings(max_examples=120, deadline=None)
@@ -543,6 +578,7 @@ def test_in_any_company_every_request_gets_the_tokens_it_would_get_alone(
     policy: str,
     mixed: bool,
     cache: bool,
+    overlap: bool,
     data: st.DataObject,
 ) -> None:
     longest = max(len(one.prompt_token_ids) + one.params.max_tokens for one in mix)
@@ -568,7 +604,7 @@ def test_in_any_company_every_request_gets_the_tokens_it_would_get_alone(
             aborted.add(victim)
             results.add(core.abort(victim))
             core.check_integrity()
-    run(core, results)
+    run(core, results, overlap=overlap)
     for one in mix:
         alone = solo(one)
         for index in range(one.n):
