@@ -68,18 +68,12 @@ def _rotate_kernel(
     second = tl.load(at + HALF, mask=inside, other=0.0).to(tl.float32)
     if NORM:
         scale = tl.rsqrt((tl.sum(first * first, 0) + tl.sum(second * second, 0)) / (2 * HALF) + eps)
-        of_q = inside & (head < heads)
-        of_k = inside & (head >= heads)
-        first *= scale * tl.where(
-            head < heads,
-            tl.load(q_norm_ptr + lanes, mask=of_q, other=0.0).to(tl.float32),
-            tl.load(k_norm_ptr + lanes, mask=of_k, other=0.0).to(tl.float32),
-        )
-        second *= scale * tl.where(
-            head < heads,
-            tl.load(q_norm_ptr + HALF + lanes, mask=of_q, other=0.0).to(tl.float32),
-            tl.load(k_norm_ptr + HALF + lanes, mask=of_k, other=0.0).to(tl.float32),
-        )
+        q_first = tl.load(q_norm_ptr + lanes, mask=inside, other=0.0).to(tl.float32)
+        k_first = tl.load(k_norm_ptr + lanes, mask=inside, other=0.0).to(tl.float32)
+        q_second = tl.load(q_norm_ptr + HALF + lanes, mask=inside, other=0.0).to(tl.float32)
+        k_second = tl.load(k_norm_ptr + HALF + lanes, mask=inside, other=0.0).to(tl.float32)
+        first = first * scale * tl.where(head < heads, q_first, k_first)
+        second = second * scale * tl.where(head < heads, q_second, k_second)
     cos = tl.load(cos_ptr + token * HALF + lanes, mask=inside, other=0.0).to(tl.float32)
     sin = tl.load(sin_ptr + token * HALF + lanes, mask=inside, other=0.0).to(tl.float32)
     element = qk_ptr.dtype.element_ty
