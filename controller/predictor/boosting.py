@@ -39,7 +39,7 @@ def fit_quantile(
     """Fit one quantile of y (rows,) on x (rows, features); NaN in x means missing. All splits are numeric.
 
     `repeats` is how often a prompt occurs on average: one prompt sent to many models fills several rows, and a leaf
-    that is one prompt learns it by heart. Each split looks at a third of the features, or ten: it decorrelates the trees.
+    that is one prompt learns it by heart. A split looks at a third of the features, but at ten or more.
     Columns without two different values have no split to offer and are left out: scikit-learn cannot bin them.
     """
     columns = np.flatnonzero(np.nanmax(x, axis=0, initial=-np.inf) > np.nanmin(x, axis=0, initial=np.inf))

@@ -67,7 +67,12 @@ class Conformal:
         own.step(missed, self._miss_rate, self._gain, self._limit)
         self._all.step(missed, self._miss_rate, self._gain, self._limit)
 
-    def widen(self, model: str, route: str, by: float = 0.2) -> None:
+    def restart(self, theta: float) -> None:
+        """A new model: start from the correction its holdout asked for, and follow quickly at first."""
+        self._all = _Theta(min(self._limit, max(-self._limit, theta)))
+        self._routes.clear()
+
+    def widen(self, model: str, route: str, by: float = 0.1) -> None:
         """After a drift: be more careful until the new level is known."""
         own = self._routes.get((model, route))
         if own is not None:

@@ -14,12 +14,12 @@ class PageHinkley:
     With m the running mean and x the residual over its running mean deviation, clipped to +-3:
     U += x - m - delta and D += m - x - delta, both kept at or above 0; a change is declared when either exceeds
     `threshold`. Lengths are noisy (deviation about 1 in natural log), so residuals are scaled first: with delta 0.1
-    and threshold 40 steady traffic alarms about once in 150,000 outcomes, and a doubling is seen within about 60.
+    and threshold 60 independent outcomes practically never alarm, and a doubling is seen within about 90.
     """
 
     __slots__ = ("_delta", "_down", "_mean", "_spread", "_threshold", "_up", "n")
 
-    def __init__(self, *, delta: float = 0.1, threshold: float = 40.0) -> None:
+    def __init__(self, *, delta: float = 0.1, threshold: float = 60.0) -> None:
         self._delta = delta
         self._threshold = threshold
         self.n = 0

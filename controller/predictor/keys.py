@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
@@ -48,8 +47,8 @@ def template_keys(
 
 
 def size_key(model: str, prompt_tokens: int) -> int:
-    """Key of prompts of nearly this size (steps of 2 %): where prompts come from templates, size tells them apart."""
-    return _digest(model, "n", str(int(50.0 * math.log(prompt_tokens)))) if prompt_tokens > 0 else 0
+    """Key of prompts of exactly this size: where prompts come from templates, size tells them apart."""
+    return _digest(model, "n", str(prompt_tokens)) if prompt_tokens > 0 else 0
 
 
 def system_prompt(params: Mapping[str, Any] | None) -> str:

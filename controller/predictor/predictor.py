@@ -139,6 +139,7 @@ class LengthPredictor:
             self._model = model
             self._contests.clear()
             self._levels.clear()
+            self._conformal.restart(float(model.report.get("theta", 0.0)))
 
     def close(self) -> None:
         """Stop a training that is under way."""
@@ -204,7 +205,7 @@ class LengthPredictor:
         """Fill in the keys under which history knows requests like this one, widest first."""
         model = evidence.model
         group, opening = template_keys(model, evidence.route, text, system_prompt(params), prefix_group)
-        keys = [("size", size_key(model, prompt_tokens)), ("opening", opening), ("group", group)]
+        keys = [("size", 0 if text else size_key(model, prompt_tokens)), ("opening", opening), ("group", group)]
         if text:
             keys += [("elsewhere", any_model_key(text)), ("prompt", prompt_key(model, text))]
         evidence.keys = [key for key in keys if key[1]]

@@ -12,7 +12,10 @@ from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Reservoir", "Row", "Stratum"]
+__all__ = ["FADED", "Reservoir", "Row", "Stratum"]
+
+FADED = 0.25
+"""Weight of rows from before a drift."""
 
 
 class Row(NamedTuple):
@@ -35,16 +38,19 @@ class Stratum(NamedTuple):
 
     rows: Sequence[Row]
     weight: float
+    faded: int
+    """Rows before this place in the stream count FADED times as much."""
 
 
 class Reservoir:
     """Bounded store of rows: `per_stratum` newest of each stratum, `capacity` in all."""
 
-    def __init__(self, *, per_stratum: int = 1_000, capacity: int = 10_000) -> None:
+    def __init__(self, *, per_stratum: int = 2_000, capacity: int = 16_000) -> None:
         self._per_stratum = per_stratum
         self._capacity = capacity
         self._strata: dict[tuple[str, int], deque[Row]] = {}
         self._overflowed: set[tuple[str, int]] = set()
+        self._faded: dict[str, int] = {}
         self._size = 0
         self.seen = 0
         """Outcomes taken in since the start."""
@@ -72,16 +78,18 @@ class Reservoir:
     def snapshot(self) -> list[Stratum]:
         """Return a copy of everything; copies pointers only, so it is quick enough for the event loop."""
         return [
-            Stratum(list(rows), self.seen / (self.seen - rows[0].seq if key in self._overflowed else self.seen))
+            Stratum(
+                list(rows),
+                self.seen / (self.seen - rows[0].seq if key in self._overflowed else self.seen),
+                self._faded.get(key[0], 0),
+            )
             for key, rows in self._strata.items()
             if rows
         ]
 
-    def forget(self, model: str) -> None:
-        """Drop a model's rows: after a drift they teach the old lengths."""
-        for key in [key for key in self._strata if key[0] == model]:
-            self._size -= len(self._strata.pop(key))
-            self._overflowed.discard(key)
+    def fade(self, model: str) -> None:
+        """After a drift: a model's rows so far teach the old lengths, so they count less. Nothing is thrown away."""
+        self._faded[model] = self.seen
 
     def _shrink(self) -> None:
         key = max(self._strata, key=lambda name: len(self._strata[name]))

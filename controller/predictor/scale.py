@@ -6,6 +6,7 @@ prompts. Everything learned across models is therefore learned relative to this 
 
 from __future__ import annotations
 
+import math
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
@@ -142,11 +143,18 @@ class Levels:
         self._groups: OrderedDict[tuple[str, str], SortedWindow] = OrderedDict()
 
     def level(self, model: str, tenant: str, known: int) -> float:
-        """Return the correction in natural log. `known` is how many outcomes of the model it was trained on."""
+        """Return the correction in natural log. `known` is how many outcomes of the model it was trained on.
+
+        The better a group was known in training, the more its residuals must differ from noise (1.5 standard errors
+        of their median at the full) before they count: in steady traffic following them would only add their noise.
+        """
         value = 0.0
         own = self._groups.get((model, ""))
         if own:
-            value = len(own) / (len(own) + 5.0 + min(known, 95)) * own.quantile(0.5)
+            middle = own.quantile(0.5)
+            error = 0.93 * (own.quantile(0.75) - own.quantile(0.25)) / math.sqrt(len(own))
+            excess = max(0.0, abs(middle) - 1.5 * error * known / (known + 200.0))
+            value = math.copysign(excess, middle) * len(own) / (len(own) + 5.0 + min(known, 45))
         narrow = self._groups.get((model, tenant)) if tenant else None
         if narrow:
             value += len(narrow) / (len(narrow) + self._k) * (narrow.quantile(0.5) - value)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from controller.predictor.export import EnsembleError
 from controller.predictor.model import Group, LengthModel, parse_model
-from controller.predictor.reservoir import Reservoir, Stratum
+from controller.predictor.reservoir import FADED, Reservoir, Stratum
 from controller.predictor.scale import SortedWindow
 from controller.predictor.worker import EXTRA_COLUMNS
 
@@ -140,8 +140,8 @@ class Trainer:
         return None
 
     def force(self, model: str) -> None:
-        """After a drift of `model`: forget its rows, and train as soon as there are enough."""
-        self._reservoir.forget(model)
+        """After a drift of `model`: its rows so far count less, and a training is due once there are new ones."""
+        self._reservoir.fade(model)
         self._forced = True
 
     def close(self) -> None:
@@ -166,7 +166,7 @@ class Trainer:
         if now - self._started < 2.0 * self._durations.quantile(0.99):
             return False
         waited = now - self._last >= self._every_s and self._new >= 50
-        return self.trainings == 0 or self._forced or self._new >= self._rows or waited
+        return self.trainings == 0 or (self._forced and self._new >= 100) or self._new >= self._rows or waited
 
     def _finish(self, now: float) -> LengthModel | None:
         assert self._running is not None
@@ -258,7 +258,8 @@ def pack(job: Job, pause: Callable[[], None]) -> tuple[bytes, int]:
         for index, row in enumerate(stratum.rows):
             if row.at < job.before:
                 group = place[row.model, row.tenant]
-                pieces += (row.features, extra.pack(row.tokens, row.censored, row.seq, group, stratum.weight))
+                weight = stratum.weight * (FADED if row.seq < stratum.faded else 1.0)
+                pieces += (row.features, extra.pack(row.tokens, row.censored, row.seq, group, weight))
             if index % 200 == 199:
                 pause()
         pause()

@@ -20,7 +20,7 @@ from controller.predictor.features import LEXICAL
 from controller.predictor.history import RELATIVE_AT, SCALE_AT
 from controller.predictor.model import TOLERANCE, Group, LengthModel, Probe, parse_model, write_model
 
-__all__ = ["EXTRA_COLUMNS", "main", "train"]
+__all__ = ["EXTRA_COLUMNS", "main", "train", "unpack"]
 
 EXTRA_COLUMNS = ("tokens", "censored", "seq", "group", "weight")
 """What follows the features in each row."""
@@ -31,16 +31,21 @@ PROBES = 256
 
 def main(stdin: BinaryIO, stdout: BinaryIO) -> int:
     """Train once. Returns the exit status."""
-    head = json.loads(stdin.readline())
+    head, raw, lines = unpack(stdin.read())
     _lower(int(head.get("nice", 19)), int(head.get("cpu_s", 60)))
-    width = len(head["names"]) + len(EXTRA_COLUMNS)
-    raw = stdin.read(8 * width * int(head["rows"]))
-    lines = stdin.read().decode("ascii").splitlines()
     incumbent = parse_model(lines, names=head["names"]) if lines else None
     for line in train(raw, head["names"], head["groups"], incumbent, seed=int(head["seed"])):
         stdout.write(line.encode("ascii") + b"\n")
     stdout.flush()
     return 0
+
+
+def unpack(payload: bytes) -> tuple[dict[str, Any], bytes, list[str]]:
+    """Take the input apart: header, rows as packed doubles, lines of the model in service."""
+    start = payload.index(b"\n") + 1
+    head = json.loads(payload[:start])
+    end = start + 8 * (len(head["names"]) + len(EXTRA_COLUMNS)) * int(head["rows"])
+    return head, payload[start:end], payload[end:].decode("ascii").splitlines()
 
 
 def train(
@@ -91,9 +96,13 @@ def train(
     if not judged.any():
         yield json.dumps({"rejected": "no whole answer among the newest"})
         return
-    new_loss = old_loss = 0.0
+    new_loss = old_loss = theta = 0.0
     for q in (0.5, 0.9):
-        new_loss += loss(np.expm1(fit(old, q).predict(x[judged])), q)
+        fresh = np.expm1(fit(old, q).predict(x[judged]))
+        new_loss += loss(fresh, q)
+        if q == 0.9:  # split conformal: what would have made the ninth decile hold on the holdout
+            excess = np.log1p(tokens[judged]) - np.log1p(scale[judged] * np.maximum(fresh, 0.0))
+            theta = weighted_quantile(excess, weight[judged], q)
         if incumbent is None:
             said: Any = weighted_quantile(relative[old & ~cut], weight[old & ~cut], q)
         else:
@@ -122,6 +131,7 @@ def train(
         "rows": len(target),
         "through": float(seq[-1]),
         "loss": new_loss,
+        "theta": theta,
         "loss_before": old_loss,
         "parity": max(gaps),
     }
