@@ -252,7 +252,7 @@ def _details(operation: Operation) -> Iterator[str]:
 def _fields(model: type[BaseModel]) -> Iterator[str]:
     for name, field in model.model_fields.items():
         kind = field.annotation
-        inner = kind if _is_model(kind) else next((part for part in get_args(kind) if _is_model(part)), None)
+        inner: Any = kind if _is_model(kind) else next((part for part in get_args(kind) if _is_model(part)), None)
         shown = field.description or (_doc(inner) if inner else "")
         if inner:
             shown = f"[{inner.__name__}](#{inner.__name__.lower()}): {shown}"

@@ -102,7 +102,7 @@ class _Up:
         except ChildFailed as failure:
             self._progress.close()
             click.echo(f"trimtab: the worker ended with code {failure.code} before it was ready", err=True)
-            return failure.code or 1
+            return _exit_code(failure.code)
         finally:
             self._progress.close()
             await child.stop(0.0 if signals.insisted.is_set() else _WORKER_PATIENCE_S)
@@ -126,7 +126,7 @@ class _Up:
             code = await _first(child.wait(), signals.asked.wait())
             if code is not None:
                 click.echo(f"trimtab: the worker ended with code {code}; stopping", err=True)
-                return code or 1
+                return _exit_code(code)
             click.echo("stopping; Ctrl-C again stops at once", err=True)
             await wind_down(proxy, signals)
             return 0
@@ -160,6 +160,11 @@ class _Up:
         )
         click.echo("\n".join(lines))
         sys.stdout.flush()
+
+
+def _exit_code(code: int) -> int:
+    """Return what a shell would: 128 and the signal for a child that a signal ended; never 0."""
+    return 128 - code if code < 0 else code or 1
 
 
 async def _first(work: Any, stop: Any) -> Any:
