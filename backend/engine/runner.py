@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -13,8 +14,13 @@ from backend.attention.base import AttentionBackend
 from backend.attention.cache import KVCache, bytes_per_block
 from backend.attention.torch_paged import DenseAttention, TorchAttention
 from backend.engine.step import StepInput
+from backend.models.config import ModelConfig
+from backend.models.decoder import Decoder
 from backend.models.errors import ModelError
 from backend.weights.loader import LoadedModel
+
+if TYPE_CHECKING:
+    from backend.engine.graphs import Capture, DecodeGraphs
 
 __all__ = ["ModelRunner", "blocks_that_fit"]
 
@@ -64,6 +70,25 @@ def _free_bytes(device: torch.device) -> int:
     return min(int(available * _CPU_SHARE), _CPU_CAP_BYTES)
 
 
+def _triton_attention(config: ModelConfig, cache: KVCache) -> AttentionBackend:
+    if importlib.util.find_spec("triton") is None:
+        raise ModelError("serving on CUDA needs the triton package, which is not installed")
+    from backend.attention.triton_paged import TritonAttention
+
+    return TritonAttention(config, cache)
+
+
+def _decode_graphs(model: Decoder, attention: AttentionBackend, capture: Capture | None) -> DecodeGraphs | None:
+    # Imported here because it imports Triton, which a CPU does not have.
+    from backend.attention.triton_paged import TritonAttention
+    from backend.engine.graphs import DecodeGraphs, capture_on_cuda
+
+    if not isinstance(attention, TritonAttention):
+        return None
+    reach = min(model.config.max_position, attention.cache.num_blocks * attention.cache.block_size)
+    return DecodeGraphs(model, attention, max_tokens=reach, capture=capture or capture_on_cuda())
+
+
 class ModelRunner:
     """A loaded model with a KV cache; the Runner of the engine.
 
@@ -72,6 +97,8 @@ class ModelRunner:
         num_blocks: blocks of KV cache; None takes what fits (see blocks_that_fit).
         block_size: tokens per block.
         memory_bytes: memory for the cache when num_blocks is None.
+        attention: what attends; None takes Triton on CUDA and torch elsewhere.
+        capture: how decode steps are captured; None takes CUDA graphs on CUDA and captures nothing elsewhere.
 
     Raises:
         ModelError: the cache does not fit.
@@ -84,6 +111,8 @@ class ModelRunner:
         block_size: int = 16,
         *,
         memory_bytes: int | None = None,
+        attention: Callable[[ModelConfig, KVCache], AttentionBackend] | None = None,
+        capture: Capture | None = None,
     ) -> None:
         self._loaded = loaded
         self._model = loaded.model
@@ -96,7 +125,11 @@ class ModelRunner:
             dtype=self._model.dtype,
             device=self._model.device,
         )
-        self._attention: AttentionBackend = TorchAttention(loaded.config, cache)
+        on_gpu = self._model.device.type == "cuda"
+        self._attention = (attention or (_triton_attention if on_gpu else TorchAttention))(loaded.config, cache)
+        self._graphs: DecodeGraphs | None = None
+        if capture is not None or on_gpu:
+            self._graphs = _decode_graphs(self._model, self._attention, capture)
 
     @property
     def num_blocks(self) -> int:
@@ -120,7 +153,12 @@ class ModelRunner:
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> torch.Tensor:
-        """Run the model, store K and V, and return float32 logits of shape [S, vocab_size]."""
+        """Run the model, store K and V, and return float32 logits of shape [S, vocab_size].
+
+        On a GPU the result of a pure decode step is overwritten by a later one: sample from it before the next call.
+        """
+        if self._graphs is not None and self._graphs.takes(step):
+            return self._graphs.run(step)
         device = self._model.device
         hidden = self._model.forward(
             torch.tensor(step.token_ids, device=device),
@@ -140,6 +178,12 @@ class ModelRunner:
             total += queries
             ends.append(total - 1)
         return torch.tensor([ends[row] for row in step.sample_rows], dtype=torch.long, device=device)
+
+    @torch.inference_mode()
+    def warm_up(self, max_rows: int) -> None:
+        """Compile and capture what decode steps of up to `max_rows` sequences need; nothing to do on a CPU."""
+        if self._graphs is not None:
+            self._graphs.prepare(max_rows)
 
     @torch.inference_mode()
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

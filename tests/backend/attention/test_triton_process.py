@@ -21,7 +21,11 @@ pytestmark = [
 
 def test_the_kernels_are_right_under_the_interpreter() -> None:
     root = Path(__file__).parents[3]
-    files = ["tests/backend/attention/test_triton_kernels.py", "tests/backend/models/test_triton_ops.py"]
+    files = [
+        "tests/backend/attention/test_triton_kernels.py",
+        "tests/backend/models/test_triton_ops.py",
+        "tests/backend/models/test_triton_runner.py",
+    ]
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
