@@ -10,7 +10,7 @@ import asyncio
 import os
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Literal
 
@@ -96,7 +96,7 @@ class EngineClient:
         """Why the engine is gone, or None while it lives."""
         return str(self._death) if self._death else None
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Delta]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Delta, None]:
         """Submit `request` and yield what it produces; closing the iterator aborts it.
 
         Each of the `request.n` choices ends with a delta that carries a finish_reason; the last delta of all
@@ -140,6 +140,9 @@ class EngineClient:
         try:
             self._send((Kind.EMBED, job, token_ids, pooling))
             return await future
+        except asyncio.CancelledError:
+            self._send((Kind.DROP, job))
+            raise
         finally:
             self._embeddings.pop(job, None)
 

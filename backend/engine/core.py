@@ -148,6 +148,11 @@ class EngineCore:
         return self._runner
 
     @property
+    def step_budget(self) -> int:
+        """Most tokens that one step computes."""
+        return self.scheduler.limits.max_num_batched_tokens
+
+    @property
     def overlaps(self) -> bool:
         """Whether the runner returns before its step is done, so that there is something to do meanwhile."""
         return bool(getattr(self._runner, "asynchronous", False))

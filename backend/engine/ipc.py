@@ -26,7 +26,8 @@ class Kind(IntEnum):
     GENERATE = 1  # GenerationRequest
     ABORT = 2  # request id
     EMBED = 3  # job, [[token id]], pooling
-    CLOSE = 4  #
+    DROP = 4  # job: nobody wants it any more
+    CLOSE = 5  #
     PROGRESS = 10  # stage, fraction
     READY = 11  # EngineInfo
     FAILED = 12  # one line: the engine never came up, or cannot go on

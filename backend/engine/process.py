@@ -22,11 +22,11 @@ import torch
 
 from backend.engine import ipc
 from backend.engine.core import EngineCore, EngineFault
+from backend.engine.embeddings import EmbeddingQueue
 from backend.engine.errors import EngineError
 from backend.engine.ipc import Kind
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta
-from backend.engine.step import EmbeddingRunner
 
 __all__ = ["Build", "EngineLoop", "main"]
 
@@ -94,7 +94,7 @@ class EngineLoop:
     def __init__(self, channel: Channel, core: EngineCore) -> None:
         self._channel = channel
         self._core = core
-        self._embeddings: list[ipc.Frame] = []
+        self._embeddings = EmbeddingQueue(core.runner, core.step_budget)
         self._closing = False
 
     def run(self) -> None:
@@ -113,7 +113,7 @@ class EngineLoop:
                 self._handle(frame)
                 frame = self._channel.receive()
             self._step()
-            self._embed_one()
+            self._embed()
         self._publish(self._core.fail_all("the engine is shutting down"))
 
     def _step(self) -> None:
@@ -136,29 +136,19 @@ class EngineLoop:
         elif kind == Kind.ABORT:
             self._publish(self._core.abort(frame[1]))
         elif kind == Kind.EMBED:
-            self._embeddings.append(frame)
+            self._embeddings.add(*frame[1:])
+        elif kind == Kind.DROP:
+            self._embeddings.drop(frame[1])
         elif kind == Kind.CLOSE:
             self._closing = True
 
     def _publish(self, deltas: list[Delta]) -> None:
         self._channel.send((Kind.STEP, [ipc.pack_delta(delta) for delta in deltas], self._core.stats()))
 
-    def _embed_one(self) -> None:
-        """Serve at most one embedding request, so that running generations wait for one at most."""
-        if not self._embeddings:
-            return
-        _, job, token_ids, pooling = self._embeddings.pop(0)
-        runner = self._core.runner
-        if not isinstance(runner, EmbeddingRunner):
-            self._channel.send((Kind.EMBEDDED, job, None, "this model gives no embeddings"))
-            return
-        try:
-            vectors = runner.embed(token_ids, pooling).tolist()
-        except Exception as error:
-            logger.exception("embedding failed")
-            self._channel.send((Kind.EMBEDDED, job, None, f"embedding failed: {type(error).__name__}: {error}"))
-        else:
-            self._channel.send((Kind.EMBEDDED, job, vectors, None))
+    def _embed(self) -> None:
+        finished = self._embeddings.step()
+        if finished is not None:
+            self._channel.send((Kind.EMBEDDED, finished.job, finished.vectors, finished.error))
 
 
 def serve(channel: Channel) -> int:

@@ -203,7 +203,6 @@ class Scheduler:
         self._leave(sequence)
         sequence.state = SequenceState.WAITING
         sequence.num_computed_tokens = 0
-        sequence.num_published = 0
         sequence.preemptions += 1
         self.preemptions += 1
         self._waiting.push(sequence)

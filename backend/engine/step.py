@@ -34,7 +34,12 @@ class StepInput(NamedTuple):
 
 
 class Runner(Protocol):
-    """Executes steps over a KV cache of `num_blocks` blocks of `block_size` slots."""
+    """Executes steps over a KV cache of `num_blocks` blocks of `block_size` slots.
+
+    A runner whose `execute` returns while its device is still at work says so with an attribute
+    `asynchronous = True`; the engine then does the rest of its work meanwhile. Steps and copies take effect in the
+    order in which they were asked for, and the logits stay as they are until the next `execute`.
+    """
 
     @property
     def num_blocks(self) -> int:

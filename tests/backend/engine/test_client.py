@@ -103,7 +103,7 @@ async def test_loading_reports_progress_and_the_engine_what_it_is() -> None:
 
 
 async def test_closing_the_iterator_aborts_the_request(client: EngineClient) -> None:
-    async with aclosing(client.generate(request("a", [1, 2], FOREVER))) as deltas:  # type: ignore[type-var]
+    async with aclosing(client.generate(request("a", [1, 2], FOREVER))) as deltas:
         async for _ in deltas:
             break
     await within(until_idle(client))
@@ -113,7 +113,7 @@ async def test_cancelling_the_consumer_aborts_the_request(client: EngineClient) 
     started = asyncio.Event()
 
     async def consume() -> None:
-        async with aclosing(client.generate(request("a", [1, 2], FOREVER))) as deltas:  # type: ignore[type-var]
+        async with aclosing(client.generate(request("a", [1, 2], FOREVER))) as deltas:
             async for _ in deltas:
                 started.set()
 
@@ -184,7 +184,7 @@ async def test_two_hundred_requests_that_are_dropped_at_random_leave_nothing_beh
         taken = 0
         async with aclosing(
             client.generate(request(f"r{number}", [number % 60] * (number % 9 + 1), FOREVER))
-        ) as deltas:  # type: ignore[type-var]
+        ) as deltas:
             async for _ in deltas:
                 taken += 1
                 if taken > number % 5:
