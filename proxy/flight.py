@@ -69,6 +69,14 @@ class Flight:
         self.started = False
         """Whether any byte of an answer has been written."""
 
+    def check(self) -> None:
+        """Refuse what is ambiguous or too much; nothing that follows on such a connection can be trusted."""
+        try:
+            self.incoming.check()
+        except Refused:
+            self.close = True
+            raise
+
     # -- the way up ----------------------------------------------------------------------------------------
 
     async def serve(self) -> None:
@@ -246,7 +254,7 @@ class Flight:
             outgoing.body = incoming.body_now()
             outgoing.replayable = incoming.method in _IDEMPOTENT
         else:
-            outgoing.upload = incoming.upload
+            outgoing.upload = incoming
             outgoing.length = incoming.length
             outgoing.expects_continue = incoming.expects_continue
             outgoing.replayable = False
@@ -408,7 +416,7 @@ class Flight:
         ticket.ended(outcome.result, outcome.status)
         if transport.is_closing():
             return
-        wire = self.wire or detect("GET", "/").wire
+        wire = self.wire or detect(self.incoming.method, self.incoming.target.partition("?")[0]).wire
         status, fields, body = to_reply(outcome, wire, ticket.id)
         if not self.incoming.complete:
             self.close = True

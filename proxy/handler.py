@@ -67,7 +67,7 @@ class Handler:
         lifecycle.entered()
         flight = Flight(service, request, incoming, ticket)
         try:
-            incoming.check()
+            flight.check()
             await flight.serve()
         except Refused as refused:
             flight.refuse(refused.outcome)

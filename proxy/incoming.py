@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from typing import Any
 
-from aiohttp import HttpVersion11, web
+from aiohttp import HttpVersion10, HttpVersion11, web
 
 from proxy.headers import RequestFields
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused, SlowClient
 
 __all__ = ["Incoming", "Limits"]
 
+_TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
+_ESTABLISHED = 1
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -52,6 +55,8 @@ class Incoming:
     def check(self) -> None:
         """Refuse what could be read in two ways (RFC 9112 sections 3.2 and 6.1)."""
         fields = self.fields
+        if self._request.version < HttpVersion10:
+            raise Refused(BadInput("HTTP/0.9 is not understood."))
         if fields.hosts != 1 and (self.http11 or fields.hosts > 1):
             raise Refused(BadInput("A request must have exactly one Host field."))
         if fields.get(b"transfer-encoding") is not None:
@@ -62,6 +67,9 @@ class Incoming:
                 raise Refused(BadInput("Content-Length and Transfer-Encoding exclude each other."))
             if coding.strip().lower() != b"chunked":
                 raise Refused(BadInput("The only Transfer-Encoding understood is chunked."))
+        expect = fields.get(b"expect")
+        if expect is not None and self.http11 and expect.strip().lower() != b"100-continue":
+            raise Refused(ExpectationFailed())
         if self.target[:1] != "/":
             self._origin_form()
         headers = self._request.raw_headers
@@ -114,13 +122,8 @@ class Incoming:
 
     @property
     def expects_continue(self) -> bool:
-        """Whether the client waits for 100 before it sends the body. Raises Refused for other expectations."""
-        expect = self.fields.get(b"expect")
-        if expect is None or not self.http11:
-            return False
-        if expect.strip().lower() != b"100-continue":
-            raise Refused(ExpectationFailed())
-        return not self.complete
+        """Whether the client waits for 100 before it sends the body."""
+        return self.http11 and self.fields.get(b"expect") is not None and not self.complete
 
     def body_now(self) -> bytes:
         """Return the body, which must be `complete`."""
@@ -138,25 +141,27 @@ class Incoming:
         length = self.length
         if length is not None and length > limit:
             raise Refused(BodyTooLarge(limit))
-        if self.expects_continue:
-            self.transport.write(_CONTINUE)
         pieces: list[bytes] = []
         size = 0
-        async for piece in self._pieces():
+        async for piece in self.pieces():
             size += len(piece)
             if size > limit:
                 raise Refused(BodyTooLarge(limit))
             pieces.append(piece)
         return b"".join(pieces)
 
-    async def upload(self) -> AsyncIterator[bytes]:
+    def gone(self) -> bool:
+        """Whether the client closed its connection, though its body is not being read (Linux only)."""
+        sock = self.transport.get_extra_info("socket")
+        if sock is None or _TCP_INFO is None or self.transport.is_closing():
+            return self.transport.is_closing()
+        state: int = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 8)[0]
+        return state != _ESTABLISHED
+
+    async def pieces(self) -> AsyncIterator[bytes]:
         """Read the body piece by piece, no faster than it is consumed. Has no size limit."""
         if self.expects_continue:
             self.transport.write(_CONTINUE)
-        async for piece in self._pieces():
-            yield piece
-
-    async def _pieces(self) -> AsyncIterator[bytes]:
         content, patience = self._content, self._limits.body_timeout_s
         while True:
             try:

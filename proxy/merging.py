@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from math import ceil, log2
 
@@ -16,6 +17,8 @@ from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import MergeMismatch, WireFormat
 
 __all__ = ["MAX_ANSWER_BYTES", "MergeRun", "outcome_of"]
+
+log = logging.getLogger("trimtab.proxy")
 
 MAX_ANSWER_BYTES = 1 << 30
 """A merged answer is held in memory, so it may not be larger."""
@@ -63,7 +66,17 @@ class MergeRun:
         """Send it; `done` is called when everybody has an answer, or nobody is left to have one."""
         for member in self._members:
             member.run = self
-        self._task = loop.create_task(self._run(done))
+        self._task = task = loop.create_task(self._run())
+        # Not in a `finally` of the task: one that is cancelled before its first step never enters it.
+        task.add_done_callback(lambda task: self._over(task, done))
+
+    def _over(self, task: asyncio.Task[None], done: Callable[[MergeRun], None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            log.error("a merged call failed inside the proxy", exc_info=error)
+        self._fail_rest(UpstreamFailed("given up") if error is None else InternalFault())
+        self._lease.release()
+        done(self)
 
     def member_gone(self) -> None:
         """A client left. When it was the last one, the call is given up."""
@@ -75,19 +88,9 @@ class MergeRun:
         if self._task is not None:
             self._task.cancel()
 
-    async def _run(self, done: Callable[[MergeRun], None]) -> None:
-        try:
-            if not await self._try(self._members):
-                await self._split(self._members)
-        except asyncio.CancelledError:
-            self._fail_rest(UpstreamFailed("given up"))
-            raise
-        except Exception:
-            self._fail_rest(InternalFault())
-            raise
-        finally:
-            self._lease.release()
-            done(self)
+    async def _run(self) -> None:
+        if not await self._try(self._members):
+            await self._split(self._members)
 
     async def _split(self, members: Sequence[MergeTurn]) -> None:
         """Find the guilty among `members`, whose call has just failed or would fail."""

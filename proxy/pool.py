@@ -93,6 +93,7 @@ class Pool:
         self._runs: set[MergeRun] = set()
         self._slot_count = max(1, len(self.group.endpoints) * config.depth)
         self._items_inflight = 0
+        self._tokens_inflight = 0.0
         self.draining = False
 
     @property
@@ -121,14 +122,15 @@ class Pool:
             times = tuple([entry[0] for entry in entries])
             sizes = tuple([entry[1] for entry in entries])
         return Load(
-            self.queue.items,
-            self.queue.tokens,
-            self._items_inflight,
-            len(running),
-            times,
-            sizes,
-            self._slot_count,
-            not (self.gate.held_back or self.merge.held_back),
+            queued=self.queue.items,
+            queued_tokens=self.queue.tokens,
+            inflight=self._items_inflight,
+            inflight_tokens=self._tokens_inflight,
+            inflight_calls=len(running),
+            running=times,
+            running_batches=sizes,
+            slots=self._slot_count,
+            app_limited=not (self.gate.held_back or self.merge.held_back),
         )
 
     def tick(self, now: float) -> Any:
@@ -268,8 +270,7 @@ class Pool:
     def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
         lease = self.leases.grant(self._pick(tokens), tokens, self._gate_released)
-        self._running[lease] = (now, 1)
-        self._items_inflight += 1
+        self._took(lease, now, 1)
         ticket.dispatched = now
         ticket.generation = self.controller.setpoints.generation
         ticket.batch = self.gate.inflight
@@ -288,8 +289,7 @@ class Pool:
         turn.wake()
 
     def _gate_released(self, lease: Lease) -> None:
-        del self._running[lease]
-        self._items_inflight -= 1
+        self._gave_back(lease, 1)
         self.gate.release()
 
     def _dispatch(self, batch: Batch) -> None:
@@ -303,8 +303,7 @@ class Pool:
         now = self._clock.now()
         lease = self.leases.grant(endpoint, batch.tokens, partial(self._merge_released, endpoint, batch.items))
         self._slots.taken(endpoint)
-        self._running[lease] = (now, batch.items)
-        self._items_inflight += batch.items
+        self._took(lease, now, batch.items)
         self.hooks.batch_dispatched(self.name, batch.items, batch.closed_by)
         until = now
         for member in members:
@@ -319,10 +318,20 @@ class Pool:
         run.start(self._loop, self._runs.discard)
 
     def _merge_released(self, endpoint: Endpoint, items: int, lease: Lease) -> None:
-        del self._running[lease]
-        self._items_inflight -= items
+        self._gave_back(lease, items)
         self._slots.freed(endpoint)
         self.merge.poke()
+
+    def _took(self, lease: Lease, now: float, items: int) -> None:
+        self._running[lease] = (now, items)
+        self._items_inflight += items
+        self._tokens_inflight += lease.work
+
+    def _gave_back(self, lease: Lease, items: int) -> None:
+        del self._running[lease]
+        self._items_inflight -= items
+        # A sum of floats must not creep away from zero over days.
+        self._tokens_inflight = self._tokens_inflight - lease.work if self._running else 0.0
 
     def _left(self, lane: Lane) -> None:
         if lane.place is not None:

@@ -15,7 +15,7 @@ from aiohttp.web_protocol import RequestHandler
 from proxy.handler import Handler
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.reply import SENT_CLOSE, head_bytes
-from proxy.wire.registry import detect
+from proxy.wire.registry import wire_format
 
 __all__ = ["DataServer", "ServerLimits"]
 
@@ -82,7 +82,7 @@ class _Protocol(RequestHandler):
             outcome = InternalFault()
         transport = self.transport
         if transport is not None and not transport.is_closing():
-            code, fields, body = to_reply(outcome, detect("GET", "/").wire, "-")
+            code, fields, body = to_reply(outcome, wire_format("openai"), "-")
             transport.write(head_bytes(code, b"", fields, length=len(body), chunked=False, close=True) + body)
         return SENT_CLOSE
 
@@ -158,4 +158,5 @@ class DataServer:
             self._listening.close()
             self._listening = None
         self._server.pre_shutdown()
-        await self._server.shutdown(patience_s)
+        # aiohttp takes 0 for "without a limit".
+        await self._server.shutdown(max(patience_s, 0.001))

@@ -121,12 +121,18 @@ class Connection(asyncio.Protocol):
             self._timer_at = when
             self._timer = self._loop.call_later(max(0.0, when - monotonic()) + _TICK_S, self._timer_fired)
 
-    async def write(self, data: bytes) -> None:
-        """Send a piece of the request's body, and wait while the upstream takes no more."""
+    def write(self, data: bytes) -> bool:
+        """Send a piece of the request's body. Returns whether the upstream takes more at once."""
         self.transport.write(data)
-        if self._writing_paused:
+        return not self._writing_paused
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Wait until the upstream takes more, or for `timeout_s`. Returns whether it does."""
+        if self._writing_paused and not self.transport.is_closing():
             self._drained = self._loop.create_future()
-            await self._drained
+            await asyncio.wait((self._drained,), timeout=timeout_s)
+            self._drained = None
+        return not self._writing_paused
 
     def pause(self) -> None:
         """Take no more from the upstream for now. A connection at rest is never paused: nobody would resume it."""

@@ -64,6 +64,7 @@ class Endpoint:
         "name",
         "overloaded_until",
         "profile",
+        "proven",
         "served",
         "trial",
         "weight",
@@ -103,6 +104,8 @@ class Endpoint:
         self.ejected_until = 0.0
         self.overloaded_until = 0.0
         self.down = False
+        self.proven = False
+        """Whether it has been well at least once: answered a request, or passed a health check."""
         self.trial = False
         """Whether an ejected upstream's one trial is under way."""
         self._ejections = 0
@@ -170,6 +173,7 @@ class Endpoint:
     def succeeded(self) -> None:
         """It answered, whatever the answer."""
         self.served += 1
+        self.proven = True
         if self.failure_rate > 0.0:
             self.failure_rate *= 1.0 - _FAILURE_GAIN
             if self.failure_rate < 1e-3:
@@ -209,6 +213,7 @@ class Endpoint:
     def probed(self, ok: bool) -> bool:
         """Take in one health check. Returns whether the endpoint went up or down by it."""
         if ok:
+            self.proven = True
             self._probes_bad = 0
             self._probes_good += 1
             if self.failures_in_row >= self._rules.eject_after:

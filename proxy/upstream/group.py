@@ -24,6 +24,7 @@ _BROKEN_GATEWAY = frozenset({502, 504})
 _CONTINUE_S = 1.0
 """How long to wait for an upstream's 100 before the body is sent anyway (RFC 9110 section 10.1.1)."""
 
+_LOOK_EVERY_S = 0.05
 _SURELY_ALIVE_S = 1.0
 """Servers close connections that idled for seconds; one that was just in use is safe for what cannot be repeated."""
 
@@ -208,17 +209,23 @@ class Group:
 
 async def _pump(connection: Connection, exchange: Exchange, outgoing: Outgoing) -> None:
     """Move the body from the client to the upstream."""
-    assert outgoing.upload is not None
+    upload = outgoing.upload
+    assert upload is not None
     chunked = outgoing.length is None
     try:
-        async for piece in outgoing.upload():
+        async for piece in upload.pieces():
             if exchange.ended:
                 return
             connection.set_deadline(exchange.upload_deadline())
-            await connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            more = connection.write(b"%x\r\n%b\r\n" % (len(piece), piece) if chunked else piece)
+            while not more and not exchange.ended:
+                # A client whose body is not being read cannot be heard leaving.
+                more = await connection.drain(_LOOK_EVERY_S)
+                if not more and upload.gone():
+                    raise ConnectionResetError("the client left during its upload")
         if not exchange.ended:
             if chunked:
-                await connection.write(b"0\r\n\r\n")
+                connection.write(b"0\r\n\r\n")
             connection.uploading = False
     except Exception as error:
         # The client's side broke: the upstream must not take half a body for a whole one.

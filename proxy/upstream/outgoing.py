@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
+from typing import Protocol
 
 import orjson
 
@@ -10,8 +11,17 @@ from proxy.upstream.endpoint import Endpoint
 
 __all__ = ["Outgoing", "Upload"]
 
-Upload = Callable[[], AsyncIterator[bytes]]
-"""Gives the pieces of a body that is not held in memory. Can be read once."""
+
+class Upload(Protocol):
+    """A body that is not held in memory. Can be read once."""
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Read it, no faster than it is consumed."""
+        ...
+
+    def gone(self) -> bool:
+        """Whether whoever sends it went away; asked while nobody reads, when nothing else would tell."""
+        ...
 
 
 class Outgoing:

@@ -32,7 +32,7 @@ async def test_random_bodies_pass_unchanged_both_ways(path: str) -> None:
 
 def _json_of(rng: random.Random, size: int) -> bytes:
     filling = "".join(rng.choice("aé漢🙂 ") for _ in range(max(0, size // 3)))
-    return ('{ "model":"m" ,"messages":[{"content":"%s"}], "unknown" : 1e2}' % filling).encode()
+    return (f'{{ "model":"m" ,"messages":[{{"content":"{filling}"}}], "unknown" : 1e2}}').encode()
 
 
 async def test_unknown_fields_spelling_and_key_order_survive() -> None:
@@ -308,7 +308,7 @@ async def test_compressed_answers_stay_labelled_and_undecoded(coding: str) -> No
             mock={"body": "\x1f\x08 opaque", "encoding": coding},
         )  # fmt: skip
         assert answer.header("content-encoding") == coding
-        assert answer.body == "\x1f\x08 opaque".encode()
+        assert answer.body == b"\x1f\x08 opaque"
         assert up.seen[-1].header("accept-encoding") == coding
 
 

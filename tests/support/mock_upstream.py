@@ -180,6 +180,10 @@ class MockUpstream:
                 pass
         except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
             pass
+        except RuntimeError:
+            # uvloop's word for writing to a transport that was just closed.
+            if not writer.is_closing():
+                raise
         finally:
             writer.close()
             self.open_connections -= 1

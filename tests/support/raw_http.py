@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from typing import Any, NamedTuple
 
 __all__ = ["Answer", "RawClient", "request_bytes"]
@@ -76,6 +78,12 @@ class RawClient:
 
     def abort(self) -> None:
         """Go away without a word."""
+        self.writer.transport.abort()
+
+    def reset(self) -> None:
+        """Go away so that even a peer that does not read is told."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def ask(self, *args: Any, timeout: float = 10.0, **kwargs: Any) -> Answer:

@@ -1,0 +1,184 @@
+"""What a client may send, and what it hears when it sends more (T26, T27)."""
+
+# ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from proxy.incoming import Limits
+from proxy.server import ServerLimits
+from tests.support.mock_upstream import Behaviour, MockUpstream
+from tests.support.proxy_stack import Stack
+from tests.support.raw_http import RawClient, request_bytes
+
+PATH = "/v1/chat/completions"
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def test_a_body_of_32_mib_passes() -> None:
+    body = b'{"model":"m","messages":[],"x":"%b"}' % (b"y" * (32 * 1024 * 1024 - 100))
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        assert (await client.ask("POST", PATH, body=body, timeout=60)).status == 200
+        assert len(up.seen[-1].body) == len(body)
+
+
+@pytest.mark.parametrize("announced", [True, False])
+async def test_a_body_above_the_limit_is_413_in_json(announced: bool) -> None:
+    limits = Limits(max_body_bytes=10_000)
+    async with MockUpstream() as up, Stack(up.url, limits=limits) as stack, RawClient(stack.port) as client:
+        if announced:
+            client.send(request_bytes("POST", PATH, {"Content-Length": "10001"}))
+        else:
+            client.send(request_bytes("POST", PATH, {"Transfer-Encoding": "chunked"}))
+            client.send(b"2711\r\n" + b"x" * 10_001 + b"\r\n")
+        answer = await client.answer()
+        assert answer.status == 413
+        assert answer.json["error"]["code"] == "body_too_large"
+        assert answer.header("connection") == "close"
+        assert up.seen == []
+        await stack.settled()
+
+
+async def test_an_expected_body_above_the_limit_is_refused_before_it_is_sent() -> None:
+    limits = Limits(max_body_bytes=10_000)
+    async with MockUpstream() as up, Stack(up.url, limits=limits) as stack, RawClient(stack.port) as client:
+        client.send(request_bytes("POST", PATH, {"Expect": "100-continue", "Content-Length": "20000"}))
+        status, _, _ = await client.head()
+        assert status == 413
+
+
+async def test_an_unknown_expectation_is_417() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("POST", PATH, {"Expect": "miracles"}, body=CHAT)
+        assert answer.status == 417
+        assert up.seen == []
+
+
+async def test_uploads_that_are_not_read_have_no_limit() -> None:
+    limits = Limits(max_body_bytes=10_000)
+    async with MockUpstream() as up, Stack(up.url, limits=limits) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("PUT", "/files/1", body=b"x" * 1_000_000)
+        assert answer.status == 200
+        assert len(up.seen[-1].body) == 1_000_000
+
+
+@pytest.mark.parametrize("body", [b"", b"{not json", b"[]", b'"text"', b"\xff\xfe", b'{"model": 5}', b"null"])
+async def test_malformed_json_is_400_in_the_callers_protocol(body: bytes) -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("POST", PATH, body=body)
+        assert answer.status == 400
+        assert answer.json["error"]["type"] == "invalid_request_error"
+        assert up.seen == []
+        assert (await client.ask("GET", "/y")).status == 200, "the connection goes on"
+
+
+async def test_json_nested_100_000_deep_is_400() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        deep = b'{"model":"m","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+        answer = await client.ask("POST", PATH, body=deep)
+        assert answer.status == 400
+        assert up.seen == []
+
+
+@pytest.mark.parametrize(
+    ("payload", "status"),
+    [
+        (b"GET /%b HTTP/1.1\r\nHost: a\r\n\r\n" % (b"x" * 20_000), 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX: %b\r\n\r\n" % (b"x" * 20_000), 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n%b: 1\r\n\r\n" % (b"x" * 20_000), 431),
+        (b"GET / HTTP/1.1\r\nHost: a\r\n%b\r\n" % b"".join(b"X-%d: 1\r\n" % n for n in range(200)), 431),
+        (
+            b"GET / HTTP/1.1\r\nHost: a\r\n%b\r\n" % b"".join(b"X-%d: %b\r\n" % (n, b"y" * 8000) for n in range(20)),
+            431,
+        ),
+    ],
+)
+async def test_too_much_header_is_431_in_json(payload: bytes, status: int) -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        client.send(payload)
+        answer = await client.answer()
+        assert answer.status == status
+        assert answer.header("x-trimtab-reason") == "headers_too_large"
+        assert answer.json["error"]
+        assert up.seen == []
+
+
+async def test_a_body_that_does_not_come_is_given_up() -> None:
+    limits = Limits(body_timeout_s=0.05)
+    async with MockUpstream() as up, Stack(up.url, limits=limits) as stack, RawClient(stack.port) as client:
+        client.send(request_bytes("POST", PATH, {"Content-Length": "100"}) + b"{")
+        answer = await client.answer()
+        assert (answer.status, answer.json["error"]["code"]) == (400, "slow_body")
+        await stack.settled()
+
+
+async def test_connections_that_send_nothing_are_closed() -> None:
+    limits = ServerLimits(keepalive_timeout_s=0.05)
+    async with MockUpstream() as up, Stack(up.url, server_limits=limits) as stack:
+        async with RawClient(stack.port) as silent, RawClient(stack.port) as slow:
+            slow.send(b"GET / HTTP/1.1\r\nHos")
+            assert await silent.closed() == b""
+            assert await slow.closed() == b""
+        assert up.seen == []
+
+
+async def test_one_connection_too_many_is_a_clean_503() -> None:
+    limits = ServerLimits(max_connections=2)
+    async with MockUpstream() as up, Stack(up.url, server_limits=limits) as stack:
+        async with RawClient(stack.port) as one, RawClient(stack.port) as two:
+            assert (await one.ask("GET", "/x")).status == 200
+            assert (await two.ask("GET", "/x")).status == 200
+            async with RawClient(stack.port) as three:
+                answer = await three.answer()
+                assert answer.status == 503
+                assert answer.header("retry-after") == "1"
+                assert json.loads(answer.body)["error"]
+            assert (await one.ask("GET", "/x")).status == 200
+
+
+async def test_no_route_is_404_in_json() -> None:
+    async with MockUpstream() as up:
+        pool = {"name": "p", "upstreams": [up.url], "match": {"paths": ["/v1/*"], "models": ["llama*"]}}
+        async with Stack(pools=[pool]) as stack, RawClient(stack.port) as client:
+            answer = await client.ask("GET", "/elsewhere")
+            assert answer.status == 404
+            assert answer.header("x-trimtab-reason") == "no_route"
+            answer = await client.ask("POST", PATH, body=CHAT)
+            assert answer.status == 404
+            assert "'m'" in answer.json["error"]["message"]
+            assert (await client.ask("POST", PATH, body={**CHAT, "model": "llama-3"})).status == 200
+
+
+async def test_pools_are_chosen_by_path_then_model_in_order() -> None:
+    async with MockUpstream() as a, MockUpstream() as b, MockUpstream() as c:
+        pools = [
+            {"name": "small", "upstreams": [a.url], "match": {"models": ["small-*"]}},
+            {"name": "emb", "upstreams": [b.url], "match": {"paths": ["*/embeddings"]}},
+            {"name": "rest", "upstreams": [c.url]},
+        ]
+        async with Stack(pools=pools) as stack, RawClient(stack.port) as client:
+            await client.ask("POST", PATH, body={**CHAT, "model": "small-1"})
+            await client.ask("POST", "/v1/embeddings", body={"model": "e", "input": "x"})
+            await client.ask("POST", PATH, body=CHAT)
+            assert (len(a.seen), len(b.seen), len(c.seen)) == (1, 1, 1)
+
+
+async def test_500_streams_at_once() -> None:
+    async with MockUpstream(Behaviour(tokens=3, gap=0.001, gate="go")) as up:
+        async with Stack(up.url, setpoints={"max_batch_size": {"initial": 600, "max": 600}, "window_ms": 0}) as stack:
+
+            async def one() -> None:
+                async with RawClient(stack.port) as client:
+                    answer = await client.ask("POST", PATH, body={**CHAT, "stream": True}, timeout=30)
+                    assert answer.complete
+                    assert answer.body.endswith(b"data: [DONE]\n\n")
+
+            streams = [asyncio.create_task(one()) for _ in range(500)]
+            await up.until(lambda: up.inflight == 500, timeout=30)
+            up.open("go")
+            await asyncio.gather(*streams)
+            await stack.settled()
