@@ -1,4 +1,4 @@
-"""Names in the configuration that stand for code: policies, laws and wire formats, with their options."""
+"""Names in the configuration that stand for code or data: policies, laws, wire formats and profiles."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from policies.registry import PolicyError, create_policy, policy_names
 from proxy.config.base import nearest
 from proxy.config.errors import Path
 from proxy.config.model import Config, PoolConfig
+from proxy.profile import profile_names
 from proxy.wire.registry import wire_names
 
 __all__ = ["unknown_names"]
@@ -21,6 +22,10 @@ def unknown_names(config: Config) -> list[tuple[Path, str]]:
     for index, pool in enumerate(config.pools):
         for key, message in (*_policy(pool), *_law(pool), *_wire(pool)):
             found.append((("pools", index, key), message))
+        for place, upstream in enumerate(pool.upstreams):
+            if upstream.profile not in profile_names():
+                path = ("pools", index, "upstreams", place, "profile")
+                found.append((path, _unknown(upstream.profile, profile_names())))
     return found
 
 

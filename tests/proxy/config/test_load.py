@@ -322,6 +322,12 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, key: str, wrong: s
     assert said.endswith(f"; did you mean {right}?")
 
 
+def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
+    said = complaint(tmp_path, "upstreams:\n- url: http://a:1\n  profile: vlm\n")
+    assert said.startswith("trimtab.yaml:3: upstreams[0].profile: got 'vlm'; accepted: auto, ")
+    assert said.endswith("; did you mean vllm?")
+
+
 def test_python_objects_are_not_made(tmp_path: Path) -> None:
     said = complaint(tmp_path, "upstreams: [http://a:1]\npolicy: !!python/object/apply:os.getcwd []\n")
     assert said == "trimtab.yaml:2: policy: got a list; accepted: a name of letters, digits and . _ -"
