@@ -278,6 +278,7 @@ async def _spawn() -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, as
     try:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
+            "-P",  # the module path is this process's own, and not the directory it happens to be started in
             "-m",
             "backend.engine.process",
             str(theirs.fileno()),

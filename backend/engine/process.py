@@ -195,7 +195,9 @@ def main() -> int:
     """Run the engine over the file descriptor named on the command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s engine %(levelname)s %(message)s")
     torch.set_num_interop_threads(1)  # once per process, before anything runs; the rest is the build's business
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what happens
+    # Ctrl-C and a service manager's SIGTERM reach the whole group; the parent drains first, and its end is ours.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=int(sys.argv[1])), _leave_soon)
     try:
         return serve(channel)

@@ -200,6 +200,16 @@ async def test_two_hundred_requests_that_are_dropped_at_random_leave_nothing_beh
     assert tokens[0] == greedy([5, 6], 6)
 
 
+async def test_signals_to_the_whole_group_leave_draining_to_the_parent(client: EngineClient) -> None:
+    running = asyncio.create_task(collect(client, request("a", [1, 2], replace(GREEDY, max_tokens=300))))
+    await collect(client, request("b", [3]))
+    for number in (signal.SIGINT, signal.SIGTERM):
+        os.kill(client.info.pid, number)
+    tokens, last = await running
+    assert last.finish_reason is FinishReason.LENGTH
+    assert len(tokens[0]) == 300
+
+
 # -- ends ----------------------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,7 @@ def run(core: EngineCore, results: Results | None = None, *, overlap: bool = Fal
         if not overlap or not core.has_work:
             results.add(core.drain())
         core.check_integrity()
+    results.add(core.drain())
     assert not core.has_work
     stats = core.stats()
     assert stats.free_blocks + stats.cached_blocks == stats.total_blocks

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.engine.sequence import SequenceState
+from policies import Job
 from policies.predicted import Predicted
 from policies.priority import Priority
 from policies.sjf import ShortestJobFirst
@@ -397,6 +398,29 @@ def test_packing_by_predicted_length_passes_over_what_does_not_fit_a_bounded_num
     assert big.passed_over == 2
     assert driver.scheduler.preemptions == 0
     assert driver.outputs["big", 0] == greedy(prompt(16, 2), 8)
+
+
+class Witness(Priority):
+    """Checks at each first admission that nobody with an earlier virtual deadline is left waiting as a newcomer."""
+
+    driver: Driver
+
+    def dispatched(self, job: Job) -> None:
+        waiting = [s for s in self.driver.scheduler._waiting if not s.admitted and s.job is not job]
+        assert all(self.key(job) <= sequence.key for sequence in waiting)
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 0.02), st.integers(0, 2)), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_nobody_is_overtaken_by_what_arrives_later_than_its_slack(arrivals: list[tuple[int, float, int]]) -> None:
+    policy = Witness()
+    driver = policy.driver = Driver(10, 2, max_num_seqs=3, max_num_batched_tokens=6, policy=policy)
+    for number, (length, slack, steps) in enumerate(arrivals):
+        driver.add(f"r{number}", prompt(length, number), 4, slack=slack)
+        for _ in range(steps):
+            driver.step()
+    driver.run()
+    assert len(driver.outputs) == len(arrivals)
 
 
 def test_removing_is_legal_in_every_state_and_idempotent() -> None:
