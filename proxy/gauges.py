@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ __all__ = ["STATES", "VERDICTS", "PoolGauges"]
 
 STATES = ("up", "overloaded", "ejected", "down")
 VERDICTS = ("met", "missed", "unproven")
+_LOG = logging.getLogger("trimtab.metrics")
 KNOBS = ("max_batch_size", "window_ms")
 
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -66,10 +68,14 @@ class PoolGauges(Collector):
 
         now = self._now()
         for pool in self._pools():
-            _knobs(put, pool)
-            _promise(put, pool)
-            _load(put, pool, now)
-            _live(put, pool.name, pool.controller.snapshot(now))
+            try:
+                _knobs(put, pool)
+                _promise(put, pool)
+                _load(put, pool, now)
+                _live(put, pool.name, pool.controller.snapshot(now))
+            except Exception:
+                # At three in the morning part of the truth is better than an empty answer.
+                _LOG.exception("the gauges of pool %s are incomplete", pool.name)
         yield from families.values()
 
 
@@ -106,7 +112,6 @@ def _load(put: _Put, pool: PoolView, now: float) -> None:
     put("queue_tokens", load.queued_tokens, name)
     put("inflight", load.inflight, name)
     put("inflight_calls", load.inflight_calls, name)
-    limit = pool.controller.setpoints.max_batch_size * max(1, load.slots)
     calls = max(1, load.slots) if pool.controller.mode == "merge" else 1
     put("saturation_ratio", load.inflight / (pool.controller.setpoints.max_batch_size * calls), name)
     for upstream in stats.get("upstreams", ()):

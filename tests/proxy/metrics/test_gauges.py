@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -84,3 +85,16 @@ def test_live_quantiles_come_with_their_uncertainty() -> None:
     assert 0.1 <= low < middle < high <= 0.2
     assert value(operator, "latency_quantile_upper_seconds", pool="chat", latency="e2e", q="0.99") is None
     assert value(operator, "slo_verdict", pool="chat", slo="ttft", verdict="unproven") == 1
+
+
+def test_a_pool_whose_state_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = FakeOperator()
+
+    def broken() -> None:
+        raise RuntimeError("no state")
+
+    monkeypatch.setattr(operator.pools["chat"], "stats", broken)
+    seen = scrape(operator)
+    assert ("trimtab_inflight", frozenset({("pool", "embed")})) in seen
+    assert ("trimtab_setpoint_max_batch_size", frozenset({("pool", "chat")})) in seen
+    assert ("trimtab_inflight", frozenset({("pool", "chat")})) not in seen
