@@ -51,8 +51,8 @@ class TritonAttention:
         on_gpu = self._device.type == "cuda"
         self._processors = torch.cuda.get_device_properties(self._device).multi_processor_count if on_gpu else 4
         # Tiny tiles under the interpreter, where every element costs Python time.
-        self._tile = 16 if kernels.INTERPRETED else 64
-        rows = kernels.MIN_DOT_ROWS if kernels.INTERPRETED else 128
+        self._tile = 16 if kernels.INTERPRETED else 64 if config.head_dim <= 128 else 32
+        rows = kernels.MIN_DOT_ROWS if kernels.INTERPRETED else 128 if config.head_dim <= 128 else 64
         self._prefill_rows = max(rows, kernels.power_of_two(config.group_size))
 
     @property
