@@ -25,6 +25,7 @@ from proxy.metrics import Metrics
 from proxy.pool import Pool
 from proxy.reload import compare, keeps_controller, needs_new_pool
 from proxy.server import DataServer, ServerLimits
+from proxy.upstream.probing import Prober
 
 __all__ = ["Proxy"]
 
@@ -64,9 +65,11 @@ class Proxy:
             lifecycle=self.lifecycle,
             trust_headers=config.trust_headers,
         )
+        self.handler.service.ready = lambda: not self.unready()
         self.data = DataServer(self.handler, _server_limits(config))
         self.admin = AdminServer(self, config.admin)
         self._ticks: dict[str, Timer] = {}
+        self._probers: dict[Pool, Prober] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._delay_timer: asyncio.TimerHandle | None = None
         self._started = False
@@ -82,6 +85,7 @@ class Proxy:
         await self.data.start_on(data)
         for pool in self._pools.values():
             self._schedule(pool)
+            self._probe(pool)
         self._measure_delay(self._loop.time())
         self._started = True
 
@@ -95,7 +99,7 @@ class Proxy:
         dead = [
             f"pool {pool.name}: no upstream is available"
             for pool in self._pools.values()
-            if not any(endpoint.last_resort(now) for endpoint in pool.group.endpoints)
+            if not any(endpoint.proven and endpoint.last_resort(now) for endpoint in pool.group.endpoints)
         ]
         return dead if len(dead) == len(self._pools) else []
 
@@ -112,6 +116,9 @@ class Proxy:
     def _schedule(self, pool: Pool) -> None:
         due = self.clock.now() + pool.config.tick_s
         self._ticks[pool.name] = self.clock.call_at(due, lambda: self._tick(pool))
+
+    def _probe(self, pool: Pool) -> None:
+        self._probers[pool] = Prober(pool.name, pool.group.endpoints, pool.config.health)
 
     def _tick(self, pool: Pool) -> None:
         """Let one pool's controller decide. A law that fails is logged; serving goes on with the setpoints as is."""
@@ -182,10 +189,14 @@ class Proxy:
         self.handler.table = RouteTable(tuple(fresh.values()))
         for pool, before in follow:
             self._follow(pool, before)
+        well = {endpoint.name for pool in old.values() for endpoint in pool.group.endpoints if endpoint.proven}
         for name, pool in fresh.items():
             self._watch(pool)
             if old.get(name) is not pool and self._started:
                 self._schedule(pool)
+                for endpoint in pool.group.endpoints:
+                    endpoint.proven = endpoint.name in well
+                self._probe(pool)
         for name, pool in old.items():
             if fresh.get(name) is not pool:
                 task = self._loop.create_task(self._retire(pool))
@@ -208,6 +219,7 @@ class Proxy:
         """Let a replaced pool finish what it has, then close it."""
         await asyncio.sleep(_RETIRE_AFTER_S)
         pool.drain()
+        self._probers.pop(pool).stop()
         while pool.busy:  # noqa: ASYNC110 - a pool tells nobody when its last request has left
             await asyncio.sleep(_RETIRE_EVERY_S)
         pool.close()
@@ -229,6 +241,8 @@ class Proxy:
             timer.cancel()
         if self._delay_timer is not None:
             self._delay_timer.cancel()
+        for prober in self._probers.values():
+            prober.stop()
         for task in tuple(self._retiring):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

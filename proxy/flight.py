@@ -395,8 +395,8 @@ class Flight:
 
     def _own(self, path: str) -> None:
         """Answer the probes of whoever runs us."""
-        ready = path != "/readyz" or self.service.lifecycle.ready
-        body = b"ok\n" if ready else b"draining\n"
+        ready = path != "/readyz" or self.service.ready()
+        body = b"ok\n" if ready else b"draining\n" if self.service.lifecycle.draining else b"no upstream is well\n"
         self.ticket.route = path[1:]
         head = self.incoming.method == "HEAD"
         self._write_answer(

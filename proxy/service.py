@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from proxy.incoming import Limits
 from proxy.lifecycle import Lifecycle
@@ -14,7 +15,7 @@ __all__ = ["Service"]
 class Service:
     """Requests take `table` when they arrive and keep what they took, so it may be swapped at any time."""
 
-    __slots__ = ("lifecycle", "limits", "loop", "table", "trust_headers")
+    __slots__ = ("lifecycle", "limits", "loop", "ready", "table", "trust_headers")
 
     def __init__(
         self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
@@ -24,4 +25,6 @@ class Service:
         self.lifecycle = lifecycle
         self.trust_headers = trust_headers
         """Whether callers may choose class and tenant by header."""
+        self.ready: Callable[[], bool] = lambda: lifecycle.ready
+        """Whether balancers should send traffic here."""
         self.loop = asyncio.get_running_loop()

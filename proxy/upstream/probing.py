@@ -15,7 +15,7 @@ __all__ = ["Prober", "probe"]
 _LOG = logging.getLogger("trimtab.proxy")
 
 _UNPROVEN_S = 0.25
-"""An upstream that has never been seen well is probably starting: look more often, so that readiness comes at once."""
+"""An upstream that was never seen well is probably starting: look more often, so that readiness comes at once."""
 
 
 class Prober:

@@ -54,6 +54,7 @@ async def test_serves_and_counts(make_rig: Make, upstream: Upstream) -> None:
 
 async def test_an_unstarted_proxy_is_not_ready(make_rig: Make, upstream: Upstream) -> None:
     rig = await make_rig(upstreams=[upstream.url])
+    await until(lambda: not rig.proxy.unready())
     assert (await rig.admin_json("GET", "/readyz"))["ready"] is True
     await rig.proxy.stop()
     assert rig.proxy.unready() == ["starting"]

@@ -69,8 +69,10 @@ async def outcome(*arguments: str, cwd: Path) -> tuple[int, str]:
 async def test_serves_until_terminated(tmp_path: Path) -> None:
     async with serving("--upstream", "http://127.0.0.1:1", cwd=tmp_path) as (running, data, admin):
         async with aiohttp.ClientSession() as http:
-            async with http.get(f"{admin}/readyz") as answer:
+            async with http.get(f"{admin}/healthz") as answer:
                 assert answer.status == 200
+            async with http.get(f"{admin}/readyz") as answer:
+                assert answer.status == 503, "its upstream does not answer"
             async with http.get(f"{data}/v1/models") as answer:
                 assert answer.status == 502
         running.send_signal(signal.SIGTERM)
