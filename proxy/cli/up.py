@@ -25,6 +25,8 @@ __all__ = ["command"]
 
 _PROGRESS = re.compile(r"^(?P<stage>[^:]{1,60}): +(?P<percent>\d{1,3})%$")
 _WORKER_PATIENCE_S = 10.0
+_REFUSED = 2
+"""The exit code of a worker that has said itself what is wrong with what it was asked for."""
 _DEMO_SLO = {"ttft_ms": 1_500.0, "e2e_ms": 30_000.0}
 _PLACEHOLDER = "http://127.0.0.1:1"
 
@@ -75,7 +77,7 @@ def _with_upstream(overrides: Sequence[Override], url: str) -> list[Override]:
     slo = [
         Override(("slo", key), value, "trimtab up") for key, value in _DEMO_SLO.items() if ("slo", key) not in chosen
     ]
-    return [*slo, Override(("upstreams",), [{"url": url, "profile": "auto"}], "trimtab up"), *overrides]
+    return [*slo, Override(("upstreams",), [{"url": url, "profile": "trimtab-worker"}], "trimtab up"), *overrides]
 
 
 class _Up:
@@ -101,7 +103,8 @@ class _Up:
             return await self._supervise(child, signals)
         except ChildFailed as failure:
             self._progress.close()
-            click.echo(f"trimtab: the worker ended with code {failure.code} before it was ready", err=True)
+            if failure.code != _REFUSED or not failure.lines:
+                click.echo(f"trimtab: the worker ended with code {failure.code} before it was ready", err=True)
             return _exit_code(failure.code)
         finally:
             self._progress.close()
