@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from controller.decision import Decision
 from controller.loop import PoolController
 from proxy import logs
-from proxy.admin.operator import Reloaded
+from proxy.admin.expiry import Expiry
+from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
 from proxy.clock import Clock, LoopClock, Timer
 from proxy.config.errors import ConfigError, Problem
@@ -67,6 +68,7 @@ class Proxy:
         )
         self.handler.service.ready = lambda: not self.unready()
         self.data = DataServer(self.handler, _server_limits(config))
+        self.expiry = Expiry(self.clock, lambda: self._pools, self.decided)
         self.admin = AdminServer(self, config.admin)
         self._ticks: dict[str, Timer] = {}
         self._probers: dict[Pool, Prober] = {}
@@ -132,6 +134,12 @@ class Proxy:
             _LOG.exception("the controller of pool %s failed", pool.name)
         finally:
             self._schedule(pool)
+
+    def decided(self, pool: PoolView, decision: Decision) -> None:
+        """Act on a decision an operator made: count it, and let through whoever can go now."""
+        self.metrics.decided(pool.name, decision.rule)
+        self.metrics.slo_changed(pool.name, pool.controller.slo)
+        pool.knobs_changed()
 
     def _note(self, decision: Decision) -> None:
         self.metrics.decided(decision.pool, decision.rule)
@@ -237,6 +245,7 @@ class Proxy:
     async def stop(self) -> None:
         """Close everything now. Safe to call at any time, also more than once."""
         self._started = False
+        self.expiry.stop()
         for timer in self._ticks.values():
             timer.cancel()
         if self._delay_timer is not None:

@@ -44,6 +44,12 @@ _ACTOR = Parameter("X-Trimtab-Actor", "header", "Who is asking; kept in the deci
 })  # fmt: skip
 _IF_MATCH = Parameter("If-Match", "header", "ETag of the state the change was made for.", {"type": "string"})
 _WRITE = (_ACTOR, _IF_MATCH)
+_FOR = Parameter(
+    "for_s",
+    "query",
+    "Take the change back after so many seconds, unless the same thing is changed again before.",
+    {"type": "number", "minimum": 1, "maximum": 2_592_000},
+)
 _POOL = "/admin/v1/pools/{pool}"
 _BODY_FAULTS = (400, 413, 415, 422)
 
@@ -52,11 +58,11 @@ OPERATIONS = (
     Operation("GET", _POOL, "get_pool", "One pool in full, with live quantiles.", schemas.PoolOut, problems=(404,)),
     Operation(
         "PATCH", f"{_POOL}/slo", "patch_slo", "Change targets of the promise.", schemas.PoolOut,
-        body=schemas.SloPatch, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.SloPatch, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
     ),
     Operation(
         "PATCH", f"{_POOL}/setpoints", "patch_setpoints", "Pin knobs, or give them back with null.", schemas.PoolOut,
-        body=schemas.SetpointsPatch, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.SetpointsPatch, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
     ),
     Operation(
         "DELETE", f"{_POOL}/pins", "delete_pins", "Give knobs back to the law.", schemas.PoolOut,
@@ -67,7 +73,19 @@ OPERATIONS = (
     ),
     Operation(
         "PUT", f"{_POOL}/law", "put_law", "Hand the knobs to another law.", schemas.PoolOut,
-        body=schemas.LawIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.LawIn, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
+    ),
+    Operation(
+        "PUT", f"{_POOL}/freeze", "put_freeze", "Keep the law from turning knobs, or let it go on.", schemas.PoolOut,
+        body=schemas.FreezeIn, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
+    ),
+    Operation(
+        "PUT", f"{_POOL}/shadow", "put_shadow", "Let another law advise without turning anything.", schemas.PoolOut,
+        body=schemas.ShadowIn, parameters=(_ACTOR,), problems=(404, *_BODY_FAULTS),
+    ),
+    Operation(
+        "POST", f"{_POOL}/rollback", "post_rollback", "Undo a decision.", schemas.PoolOut,
+        body=schemas.RollbackIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
     ),
     Operation(
         "GET", f"{_POOL}/decisions", "list_decisions", "What was decided and why.", schemas.DecisionsOut,
@@ -85,6 +103,17 @@ OPERATIONS = (
               schemas.ConfigOut),
     Operation("POST", "/admin/v1/reload", "reload", "Read the configuration again; a bad one changes nothing.",
               schemas.ReloadOut, parameters=(_ACTOR,), problems=(422,)),
+    Operation(
+        "GET", "/admin/v1/events", "events",
+        "Server-sent events: `decision` as each is made, `state` of every pool once a second.", None,
+        parameters=(
+            Parameter("every_s", "query", "Seconds between two states.", {
+                "type": "number", "minimum": 0.2, "maximum": 60, "default": 1,
+            }),
+            Parameter("Last-Event-ID", "header", "Go on after this event.", {"type": "string"}),
+        ),
+        problems=(422, 503), content="text/event-stream",
+    ),
     Operation("GET", "/admin/v1/openapi.json", "openapi", "This document.", None),
     Operation("GET", "/healthz", "healthz", "Whether the process answers.", schemas.Health),
     Operation("GET", "/readyz", "readyz", "Whether traffic should be sent here.", schemas.Readiness,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
 from proxy.clock import Clock
 from proxy.config.model import Config, PoolConfig
 from proxy.metrics import Metrics
+
+if TYPE_CHECKING:
+    from proxy.admin.expiry import Expiry
 
 __all__ = ["Operator", "PoolView", "Reloaded"]
 
@@ -79,6 +83,15 @@ class Operator(Protocol):
     @property
     def clock(self) -> Clock:
         """The clock of observations and decisions."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry:
+        """The changes that will be taken back."""
+        ...
+
+    def decided(self, pool: PoolView, decision: Decision) -> None:
+        """Act on a decision somebody made about `pool`: count it, and let through whoever can go now."""
         ...
 
     def unready(self) -> list[str]:

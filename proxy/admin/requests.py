@@ -13,10 +13,11 @@ from proxy.admin.problem import ApiError, field_error
 from proxy.config.base import Section
 from proxy.config.errors import problems_of
 
-__all__ = ["actor_of", "integer", "read_body", "require_match"]
+__all__ = ["actor_of", "integer", "read_body", "require_match", "seconds"]
 
 _S = TypeVar("_S", bound=Section)
 _JSON = frozenset({"application/json", "application/merge-patch+json"})
+_DECIMAL = re.compile(r"^[0-9]{1,12}(\.[0-9]{1,9})?$")
 _ACTOR = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@._+-]{0,63}$")
 
 
@@ -50,6 +51,18 @@ def integer(request: web.Request, name: str, default: int, low: int, high: int) 
     text = values[0]
     if len(values) == 1 and text.isascii() and text.isdecimal() and len(text) <= 18 and low <= int(text) <= high:
         return int(text)
+    raise field_error(name, f"got {text[:40]!r}; accepted: {accepted}", accepted=accepted)
+
+
+def seconds(request: web.Request, name: str, low: float, high: float) -> float | None:
+    """Return a query parameter as seconds, None when it is absent. Raises ApiError 422 when it is out of range."""
+    values = request.query.getall(name, [])
+    if not values:
+        return None
+    accepted = f"a number from {low:g} to {high:g} (seconds)"
+    text = values[0]
+    if len(values) == 1 and _DECIMAL.match(text) and low <= float(text) <= high:
+        return float(text)
     raise field_error(name, f"got {text[:40]!r}; accepted: {accepted}", accepted=accepted)
 
 

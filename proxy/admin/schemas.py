@@ -13,6 +13,7 @@ __all__ = [
     "DecisionOut",
     "DecisionsOut",
     "FieldError",
+    "FreezeIn",
     "Health",
     "LawIn",
     "PoolOut",
@@ -21,8 +22,10 @@ __all__ = [
     "ProblemOut",
     "Readiness",
     "ReloadOut",
+    "RollbackIn",
     "SetpointsOut",
     "SetpointsPatch",
+    "ShadowIn",
     "SloOut",
     "SloPatch",
 ]
@@ -62,6 +65,25 @@ class LawIn(Section):
     options: dict[str, Any] = Field(default={}, description="Its options; an option left out takes its default.")
 
 
+class FreezeIn(Section):
+    """Whether the law may turn knobs. Admission and batch forming go on either way."""
+
+    frozen: bool = Field(description="true keeps every knob where it is.")
+
+
+class ShadowIn(Section):
+    """A law that advises without turning anything; its advice is logged as decisions `shadow.*`."""
+
+    law: str | None = Field(min_length=1, max_length=64, description="Name of a law; null ends the shadow.")
+    options: dict[str, Any] = Field(default={}, description="Its options.")
+
+
+class RollbackIn(Section):
+    """Where to go back to."""
+
+    decision: int = Field(ge=1, le=10**15, description="Id of the decision to undo.")
+
+
 class SloOut(_Out):
     """The promise in force."""
 
@@ -95,6 +117,8 @@ class PoolSummary(_Out):
 class PoolOut(PoolSummary):
     """A pool in full."""
 
+    frozen: bool = Field(description="Whether the law is kept from turning knobs.")
+    expiring: list[dict[str, Any]] = Field(description="Changes that will take themselves back, and when.")
     bounds: dict[str, float] = Field(description="How far the knobs may go.")
     dispatch: str = Field(description="merge, gate or auto.")
     live: dict[str, Any] = Field(

@@ -9,14 +9,19 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from proxy.admin.api import AdminApi
+from proxy.admin.api import PoolsApi
 from proxy.admin.auth import guard
+from proxy.admin.events import EventsApi
 from proxy.admin.openapi import OPERATIONS, document
 from proxy.admin.operator import Operator
 from proxy.admin.problem import ApiError, problem_response
+from proxy.admin.system import SystemApi
 from proxy.config.model import AdminConfig
 
-__all__ = ["AdminServer", "make_app"]
+__all__ = ["GROUPS", "AdminServer", "make_app"]
+
+GROUPS = (PoolsApi, SystemApi, EventsApi)
+"""Who implements the operations."""
 
 _LOG = logging.getLogger("trimtab.admin")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,16 +53,17 @@ def make_app(operator: Operator, config: AdminConfig) -> web.Application:
             return problem_response(ApiError(500, "The admin API failed on this request; the log has the details."))
 
     app = web.Application(middlewares=[problems], client_max_size=config.max_body_bytes)
-    api = AdminApi(operator)
+    groups = [group(operator) for group in GROUPS]
     text = json.dumps(document()).encode()
 
     async def openapi(request: web.Request) -> web.Response:
         return web.Response(body=text, content_type="application/json")
 
     for operation in OPERATIONS:
-        handler = openapi if operation.handler == "openapi" else getattr(api, operation.handler)
+        owners = (getattr(group, operation.handler) for group in groups if hasattr(group, operation.handler))
+        handler = openapi if operation.handler == "openapi" else next(owners)
         app.router.add_route(operation.method, operation.path, handler)
-        if operation.method == "GET":
+        if operation.method == "GET" and operation.content != "text/event-stream":
             app.router.add_route("HEAD", operation.path, handler)
     return app
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,7 +13,7 @@ from controller.slo import SLO
 from proxy.admin.operator import PoolView
 from proxy.admin.schemas import DecisionOut, PoolOut, PoolSummary, SetpointsOut, SloOut, SloPatch
 
-__all__ = ["etag", "merged_slo", "pool_detail", "pool_summary", "show_decision"]
+__all__ = ["etag", "merged_slo", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
 
 
 def pool_summary(pool: PoolView, now: float) -> PoolSummary:
@@ -20,7 +21,7 @@ def pool_summary(pool: PoolView, now: float) -> PoolSummary:
     return PoolSummary(**_common(pool, now))
 
 
-def pool_detail(pool: PoolView, now: float) -> PoolOut:
+def pool_detail(pool: PoolView, now: float, expiring: Sequence[dict[str, Any]] = ()) -> PoolOut:
     """Return `pool` in full."""
     bounds = pool.config.to_bounds()
     load = asdict(pool.load(now))
@@ -29,6 +30,8 @@ def pool_detail(pool: PoolView, now: float) -> PoolOut:
         **_common(pool, now),
         bounds=asdict(bounds),
         dispatch=pool.config.dispatch,
+        frozen=pool.controller.frozen,
+        expiring=list(expiring),
         live=pool.controller.snapshot(now),
         load=load,
         stats=pool.stats(),
@@ -69,6 +72,12 @@ def merged_slo(slo: SLO, patch: SloPatch) -> SLO:
     return SLO(**targets, quantile=patch.quantile if "quantile" in given else slo.quantile)
 
 
+def restored_slo(shown: Mapping[str, Any]) -> SLO:
+    """Return the promise that a decision's `old` or `new` describes, in milliseconds."""
+    targets = {f"{name}_s": _seconds(shown.get(f"{name}_ms")) for name in ("ttft", "tpot", "e2e", "queue")}
+    return SLO(**targets, quantile=shown["quantile"])
+
+
 def show_decision(decision: Decision) -> DecisionOut:
     """Return one decision."""
     return DecisionOut(**decision.as_dict())
@@ -77,7 +86,13 @@ def show_decision(decision: Decision) -> DecisionOut:
 def etag(pool: PoolView) -> str:
     """Name the state an operator can change: promise, pins and law. What the law does on its own is not part."""
     controller = pool.controller
-    state = [pool.name, asdict(controller.slo), sorted(controller.pins.items()), controller.law_name]
+    state = [
+        pool.name,
+        asdict(controller.slo),
+        sorted(controller.pins.items()),
+        controller.law_name,
+        controller.frozen,
+    ]
     return f'"{hashlib.blake2s(json.dumps(state).encode(), digest_size=8).hexdigest()}"'
 
 

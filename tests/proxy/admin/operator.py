@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
-from proxy.admin.operator import Reloaded
-from proxy.clock import Timer
+from proxy.admin.expiry import Expiry
+from proxy.admin.operator import PoolView, Reloaded
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config, PoolConfig
 from proxy.metrics import Metrics
+from tests.support.virtual_clock import VirtualClock
 
 CONFIG = {
     "pools": [
@@ -25,19 +27,6 @@ CONFIG = {
         {"name": "embed", "upstreams": ["http://127.0.0.1:8001"]},
     ]
 }
-
-
-class StillClock:
-    """A clock that stands where it is put."""
-
-    def __init__(self) -> None:
-        self.at = 1000.0
-
-    def now(self) -> float:
-        return self.at
-
-    def call_at(self, when: float, callback: Any) -> Timer:
-        raise NotImplementedError("nothing here waits")
 
 
 class FakePool:
@@ -75,13 +64,19 @@ class FakeOperator:
     """Implements `proxy.admin.operator.Operator`."""
 
     def __init__(self, data: Mapping[str, Any] = CONFIG) -> None:
-        self.clock = StillClock()
+        self.clock = VirtualClock(1000.0)
         self.config = Config.model_validate(data)
         self.generation = 1
         self.metrics = Metrics(self.config.pools, process=False)
         self.pools = {pool.name: FakePool(pool, self.clock.now()) for pool in self.config.pools}
+        self.expiry = Expiry(self.clock, lambda: self.pools, self.decided)
         self.reasons: list[str] = []
         self.next_reload: Reloaded | ConfigError = Reloaded(2, ("pools[0].slo",), ())
+
+    def decided(self, pool: PoolView, decision: Decision) -> None:
+        self.metrics.decided(pool.name, decision.rule)
+        self.metrics.slo_changed(pool.name, pool.controller.slo)
+        pool.knobs_changed()
 
     def unready(self) -> list[str]:
         return self.reasons

@@ -1,0 +1,53 @@
+"""The proxy as a whole: configuration, reload, probes, metrics."""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from proxy.admin.base import AUDIT, Group, answer
+from proxy.admin.problem import ApiError
+from proxy.admin.requests import actor_of
+from proxy.admin.schemas import ConfigOut, Health, Readiness, ReloadOut
+from proxy.config.errors import ConfigError
+from proxy.config.show import as_data
+
+__all__ = ["SystemApi"]
+
+
+class SystemApi(Group):
+    """The operations on the process."""
+
+    async def get_config(self, request: web.Request) -> web.Response:
+        """The configuration in force."""
+        return answer(ConfigOut(generation=self.operator.generation, config=as_data(self.operator.config)))
+
+    async def reload(self, request: web.Request) -> web.Response:
+        """Read the configuration again; a bad one changes nothing."""
+        actor = actor_of(request)
+        try:
+            done = await self.operator.reload()
+        except ConfigError as error:
+            AUDIT.warning("reload by %s refused: %s", actor, error)
+            raise ApiError.invalid(error.problems) from None
+        AUDIT.info("reload by %s: generation %d, changed %s", actor, done.generation, ", ".join(done.changed) or "-")
+        return answer(
+            ReloadOut(
+                generation=done.generation,
+                changed=list(done.changed),
+                restart_required=list(done.restart_required),
+            )
+        )
+
+    async def healthz(self, request: web.Request) -> web.Response:
+        """Whether the process answers."""
+        return answer(Health(status="ok"))
+
+    async def readyz(self, request: web.Request) -> web.Response:
+        """Whether traffic should be sent here."""
+        reasons = self.operator.unready()
+        return answer(Readiness(ready=not reasons, reasons=reasons), status=503 if reasons else 200)
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        """Prometheus or OpenMetrics text."""
+        body, content_type = self.operator.metrics.render(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})

@@ -1,0 +1,115 @@
+"""Freezing, shadowing, rolling back, and changes that take themselves back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient
+
+from controller.slo import SLO
+from tests.proxy.admin.operator import FakeOperator
+from tests.proxy.admin.test_api import CHAT, ok, problem
+
+
+async def decisions(api: TestClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await ok(api, "GET", f"{CHAT}/decisions"))["decisions"]
+    return found
+
+
+async def test_freeze_and_release(api: TestClient, operator: FakeOperator) -> None:
+    assert (await ok(api, "PUT", f"{CHAT}/freeze", json={"frozen": True}))["frozen"] is True
+    assert operator.pools["chat"].controller.frozen is True
+    assert (await ok(api, "PUT", f"{CHAT}/freeze", json={"frozen": False}))["frozen"] is False
+
+
+async def test_a_shadow_advises_and_ends(api: TestClient) -> None:
+    pool = await ok(api, "PUT", f"{CHAT}/shadow", json={"law": "step"})
+    assert (pool["law"], pool["live"]["shadow"]) == ("aimd", "step")
+    assert (await ok(api, "PUT", f"{CHAT}/shadow", json={"law": None}))["live"]["shadow"] is None
+    await problem(api, "PUT", f"{CHAT}/shadow", 422, json={"law": "wishful"})
+    await problem(api, "PUT", f"{CHAT}/shadow", 422, json={})
+
+
+async def test_an_unknown_law_names_the_known_ones(api: TestClient) -> None:
+    body = await problem(api, "PUT", f"{CHAT}/law", 422, json={"law": "wishful"})
+    assert body["errors"][0]["field"] == "law"
+    assert "aimd" in body["detail"]
+
+
+async def test_rolling_back_a_promise_restores_it(api: TestClient, operator: FakeOperator) -> None:
+    before = operator.pools["chat"].controller.slo
+    await ok(api, "PATCH", f"{CHAT}/slo", json={"ttft_ms": 100, "e2e_ms": None, "quantile": 0.9})
+    (change,) = await decisions(api)
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": change["id"]})
+    assert operator.pools["chat"].controller.slo == before
+
+
+async def test_rolling_back_a_law_and_a_freeze(api: TestClient, operator: FakeOperator) -> None:
+    controller = operator.pools["chat"].controller
+    await ok(api, "PUT", f"{CHAT}/law", json={"law": "fixed"})
+    await ok(api, "PUT", f"{CHAT}/freeze", json={"frozen": True})
+    freeze, law = await decisions(api)
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": law["id"]})
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": freeze["id"]})
+    assert (controller.law_name, controller.frozen) == ("aimd", False)
+
+
+async def test_rolling_back_what_is_not_kept_is_refused(api: TestClient) -> None:
+    body = await problem(api, "POST", f"{CHAT}/rollback", 422, json={"decision": 99})
+    assert body["detail"] == "decision: 99 is not kept any more, or was never made"
+
+
+async def test_a_short_promise_takes_itself_back(api: TestClient, operator: FakeOperator) -> None:
+    controller, before = operator.pools["chat"].controller, operator.pools["chat"].controller.slo
+    pool = await ok(api, "PATCH", f"{CHAT}/slo?for_s=60", json={"ttft_ms": 100})
+    assert pool["expiring"] == [
+        {"kind": "slo", "in_s": 60.0, "back_to": {"ttft_s": 0.5, "tpot_s": None, "e2e_s": 10.0, "queue_s": None,
+                                                  "quantile": 0.99}}
+    ]  # fmt: skip
+    operator.clock.advance(59.9)
+    assert controller.slo.ttft_s == 0.1
+    operator.clock.advance(0.2)
+    assert controller.slo == before
+    assert (await decisions(api))[0]["actor"] == "admin:expiry"
+    assert (await ok(api, "GET", CHAT))["expiring"] == []
+
+
+async def test_of_several_short_changes_the_first_state_comes_back(api: TestClient, operator: FakeOperator) -> None:
+    await ok(api, "PATCH", f"{CHAT}/slo?for_s=60", json={"ttft_ms": 100})
+    await ok(api, "PATCH", f"{CHAT}/slo?for_s=60", json={"ttft_ms": 50})
+    operator.clock.advance(61)
+    assert operator.pools["chat"].controller.slo == SLO(ttft_s=0.5, e2e_s=10.0)
+
+
+async def test_a_lasting_change_replaces_a_short_one(api: TestClient, operator: FakeOperator) -> None:
+    await ok(api, "PATCH", f"{CHAT}/slo?for_s=60", json={"ttft_ms": 100})
+    await ok(api, "PATCH", f"{CHAT}/slo", json={"ttft_ms": 200})
+    operator.clock.advance(61)
+    assert operator.pools["chat"].controller.slo.ttft_s == 0.2
+
+
+async def test_short_pins_give_the_older_ones_back(api: TestClient, operator: FakeOperator) -> None:
+    await ok(api, "PATCH", f"{CHAT}/setpoints", json={"window_ms": 3})
+    await ok(api, "PATCH", f"{CHAT}/setpoints?for_s=10", json={"window_ms": 9, "max_batch_size": 2})
+    operator.clock.advance(11)
+    assert operator.pools["chat"].controller.pins == {"window_ms": 3.0}
+
+
+async def test_a_short_law_and_a_short_freeze(api: TestClient, operator: FakeOperator) -> None:
+    controller = operator.pools["chat"].controller
+    await ok(api, "PUT", f"{CHAT}/law?for_s=5", json={"law": "fixed"})
+    await ok(api, "PUT", f"{CHAT}/freeze?for_s=5", json={"frozen": True})
+    operator.clock.advance(6)
+    assert (controller.law_name, controller.frozen) == ("aimd", False)
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9", "nan", "99999999"])
+async def test_for_s_has_a_range(api: TestClient, value: str) -> None:
+    body = await problem(api, "PATCH", f"{CHAT}/slo?for_s={value}", 422, json={"ttft_ms": 5})
+    assert "accepted: a number from 1 to 2.592e+06 (seconds)" in body["detail"]
+
+
+async def test_a_refused_change_leaves_no_expiry(api: TestClient, operator: FakeOperator) -> None:
+    await problem(api, "PUT", f"{CHAT}/law?for_s=5", 422, json={"law": "wishful"})
+    assert operator.clock.pending == 0
