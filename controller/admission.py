@@ -73,12 +73,12 @@ def forecast_merge(model: CallTimes, cap: int, now: float, load: Load, servers: 
     return Forecast(wait, done, done)
 
 
-def forecast_gate(model: ConcurrencyModel, cap: int, job: Job, load: Load) -> Forecast:
+def forecast_gate(model: ConcurrencyModel, cap: int, job: Job, now: float, load: Load) -> Forecast:
     """Predict for an upstream that batches by itself, at the concurrency the newcomer would meet."""
     together = min(cap, load.inflight + load.queued + 1)
     ahead = load.inflight + load.queued + 1 - cap
     wait = ahead / model.drain_rate(cap) if ahead > 0 else 0.0
-    first = model.first_s(job.prompt_tokens, together)
+    first = model.first_s(job.prompt_tokens) + max(0.0, model.first.ahead_s(now) - wait)
     output = job.predicted_tokens_p90 if job.predicted_tokens_p90 is not None else job.predicted_tokens
     return Forecast(wait, wait + first, wait + model.service_s(job.prompt_tokens, output, together))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from controller.observation import Observation
@@ -16,77 +17,76 @@ _SPACING_S = 0.02
 
 
 class FirstTokenModel:
-    """Seconds from dispatch to first token: a + p * prompt_tokens + c * concurrency, forgetting 1 % a request.
+    """Seconds from dispatch to first token: prefill of the prompts ahead, of one's own, and what else one waits for.
 
-    Weighted least squares on relative error (each row is divided by its own measurement), by a small ridge
-    regression solved when asked; coefficients are kept from being negative.
+    Prefill takes `prompt_token_s` a token, one prompt after the other: the lower quartile of the seconds per token
+    among the longer prompts, so that waiting does not inflate it. The rest (for memory, for the step to end) does not
+    depend on one's own prompt, and is heavy-tailed: its quantiles are taken as they are from the last twenty seconds,
+    at least three and at most two hundred requests, so that a jam is forgotten soon after it ends.
     """
 
-    def __init__(self, forget: float = 0.99) -> None:
-        self.residuals = ResidualRing(120)
+    def __init__(self) -> None:
         self.samples = 0
-        self._forget = forget
-        self._xx = [[0.0] * 3 for _ in range(3)]
-        self._xy = [0.0] * 3
-        self._coefficients: tuple[float, float, float] | None = None
+        self.prompt_token_s = 0.0
+        self._per_token = ResidualRing(100)
+        self._mean_prompt = 0.0
+        self._waits: deque[tuple[float, float]] = deque(maxlen=200)
+        self._sorted: list[float] = []
+        self._stale = 0
+        self._busy_until = 0.0
 
-    def observe(self, prompt_tokens: int, concurrency: int, seconds: float) -> None:
-        """Learn from one streamed request."""
-        seconds = max(1e-6, seconds)
-        if self.samples >= 3:
-            self.residuals.add(seconds / self.predict(prompt_tokens, concurrency))
-        row = (1.0, float(prompt_tokens), float(concurrency))
-        weight = 1.0 / (seconds * seconds)
-        for i in range(3):
-            for j in range(3):
-                self._xx[i][j] = self._forget * self._xx[i][j] + weight * row[i] * row[j]
-            self._xy[i] = self._forget * self._xy[i] + weight * row[i] * seconds
+    def dispatched(self, prompt_tokens: int, now: float) -> float:
+        """Take note of a prompt sent at `now`; returns the seconds until it should be prefilled."""
+        self._busy_until = max(now, self._busy_until) + self.prompt_token_s * prompt_tokens
+        return self._busy_until - now
+
+    def ahead_s(self, now: float) -> float:
+        """Return how long the prompts that were sent will still be prefilled, in seconds."""
+        return max(0.0, self._busy_until - now)
+
+    def observe(self, prompt_tokens: int, seconds: float, now: float, expected_s: float = 0.0) -> float:
+        """Learn from one streamed request that ended at `now`; `expected_s` is what `dispatched` said.
+
+        Returns for how long it waited for something other than prefill, in seconds.
+        """
         self.samples += 1
-        if self.samples < 32 or not self.samples % 8:
-            self._coefficients = None
+        self._mean_prompt += max(0.02, 1.0 / self.samples) * (prompt_tokens - self._mean_prompt)
+        if prompt_tokens > 0 and prompt_tokens >= 0.5 * self._mean_prompt:
+            self._per_token.add(seconds / prompt_tokens)
+            if len(self._per_token) >= 8:
+                self.prompt_token_s = self._per_token.quantile(0.25)
+        rest = max(0.0, seconds - max(expected_s, self.prompt_token_s * prompt_tokens))
+        self._waits.append((now, rest))
+        while len(self._waits) > 3 and self._waits[0][0] < now - 20.0:
+            self._waits.popleft()
+        self._stale += 1
+        if self._stale >= 8 or len(self._waits) < 32:
+            self._sorted = sorted(wait for _, wait in self._waits)
+            self._stale = 0
+        return rest
 
-    def predict(self, prompt_tokens: int, concurrency: int) -> float:
-        """Return the expected seconds to the first token; 0.1 before the first sample."""
-        if not self.samples:
-            return 0.1
-        if self._coefficients is None:
-            self._coefficients = self._solve()
-        a, p, c = self._coefficients
-        return max(1e-6, a + p * prompt_tokens + c * concurrency)
+    def forget_waits(self, newest: int | None = None) -> None:
+        """Drop the newest waits, or all: they had a cause that has been removed."""
+        for _ in range(len(self._waits) if newest is None else min(newest, len(self._waits))):
+            self._waits.pop()
+        self._sorted = sorted(wait for _, wait in self._waits)
+
+    def wait_s(self, q: float) -> float:
+        """Return the `q`-quantile of the wait, in seconds; 0 before three samples.
+
+        Of few samples nothing above their second largest is taken: one jam should not refuse everybody.
+        """
+        n = len(self._sorted)
+        return self._sorted[min(n - 1, int(min(q, max(0.5, 1.0 - 2.0 / n)) * n))] if n >= 3 else 0.0
+
+    def quantile_s(self, prompt_tokens: int, q: float) -> float:
+        """Return the `q`-quantile of the time to first token, in seconds."""
+        return self.prompt_token_s * prompt_tokens + self.wait_s(q)
 
     def scale(self, factor: float) -> None:
         """Multiply every prediction."""
-        self._xy = [value / factor for value in self._xy]
-        self._xx = [[value / (factor * factor) for value in row] for row in self._xx]
-        self._coefficients = None
-
-    def _solve(self) -> tuple[float, float, float]:
-        free = [0, 1, 2]
-        while True:
-            solution = _ridge(self._xx, self._xy, free)
-            worst = min(free, key=lambda i: solution[i])
-            if solution[worst] >= 0.0 or len(free) == 1:
-                return solution[0], solution[1], solution[2]
-            free.remove(worst)
-
-
-def _ridge(xx: list[list[float]], xy: list[float], free: list[int]) -> list[float]:
-    """Solve the normal equations over the `free` coefficients by Gauss elimination; the others are 0."""
-    rows = [[xx[i][j] * (1.0 + 1e-4 * (i == j)) for j in free] + [xy[i]] for i in free]
-    size = len(free)
-    for k in range(size):
-        pivot = max(range(k, size), key=lambda r: abs(rows[r][k]))
-        rows[k], rows[pivot] = rows[pivot], rows[k]
-        if abs(rows[k][k]) < 1e-12:
-            continue
-        for r in range(size):
-            if r != k:
-                factor = rows[r][k] / rows[k][k]
-                rows[r] = [value - factor * top for value, top in zip(rows[r], rows[k], strict=True)]
-    out = [0.0, 0.0, 0.0]
-    for k, i in enumerate(free):
-        out[i] = rows[k][size] / rows[k][k] if abs(rows[k][k]) >= 1e-12 else 0.0
-    return out
+        self.prompt_token_s *= factor
+        self._sorted = [wait * factor for wait in self._sorted]
 
 
 class ConcurrencyModel:
@@ -103,6 +103,8 @@ class ConcurrencyModel:
         self.theta = 0.85
         self.late_target = late_target
         self.mean_output_tokens = 0.0
+        self.last_wait_s = 0.0
+        """For how long the last streamed request waited for something other than prefill, in seconds."""
         self.samples = 0
         self.last_sample_at: float | None = None
 
@@ -111,38 +113,38 @@ class ConcurrencyModel:
         """Whether there is enough to predict from."""
         return self.samples >= 8
 
-    def observe(self, obs: Observation, concurrency: int) -> None:
-        """Learn from one served request that ran beside `concurrency` - 1 others."""
+    def observe(self, obs: Observation, concurrency: int, expected_first_s: float = 0.0) -> bool:
+        """Learn from one served request that ran beside `concurrency` - 1 others; says whether it was taken in."""
         if obs.dispatched is None:
-            return
+            return False
         if self.samples >= _WARM and self.last_sample_at is not None and obs.done - self.last_sample_at < _SPACING_S:
-            return
+            return False
         self.samples += 1
         self.last_sample_at = obs.done
         self.whole.observe(concurrency, obs.done - obs.dispatched)
         if obs.streamed and obs.first_byte is not None:
-            self.first.observe(obs.prompt_tokens, concurrency, obs.first_byte - obs.dispatched)
+            seconds = obs.first_byte - obs.dispatched
+            self.last_wait_s = self.first.observe(obs.prompt_tokens, seconds, obs.done, expected_first_s)
             if (pace := obs.tpot_s) is not None:
                 self.pace.observe(concurrency, pace)
         if obs.output_tokens:
             gain = max(0.02, 1.0 / self.samples)
             self.mean_output_tokens += gain * (obs.output_tokens - self.mean_output_tokens)
+        return True
 
     def late(self, late: bool) -> None:
         """Correct the quantile by one finished request."""
         self.theta = min(0.99, max(0.5, self.theta + 0.02 * (float(late) - self.late_target)))
 
-    def first_s(self, prompt_tokens: int, concurrency: int) -> float:
+    def first_s(self, prompt_tokens: int) -> float:
         """Return a time to first token after dispatch that about `theta` of the requests stay within, in seconds."""
-        if self.first.samples < 3:
-            return 0.0
-        return self.first.predict(prompt_tokens, concurrency) * self.first.residuals.quantile(self.theta)
+        return self.first.quantile_s(prompt_tokens, self.theta)
 
     def service_s(self, prompt_tokens: int, output_tokens: float | None, concurrency: int) -> float:
         """Return a service time that about `theta` of such requests stay within, in seconds."""
         if output_tokens is not None and self.first.samples >= 8 and self.pace.samples >= 8:
             pace = self.pace.predict(concurrency) * self.pace.expert.residuals.quantile(self.theta)
-            return self.first_s(prompt_tokens, concurrency) + pace * max(0.0, output_tokens - 1.0)
+            return self.first_s(prompt_tokens) + pace * max(0.0, output_tokens - 1.0)
         return self.whole.predict(concurrency) * self.whole.expert.residuals.quantile(self.theta)
 
     def scale(self, factor: float) -> None:
@@ -168,6 +170,6 @@ class ConcurrencyModel:
             shown["pace"] = self.pace.as_dict()
         if self.first.samples:
             shown["first_ms"] = {
-                f"{prompt} tokens": 1000.0 * self.first.predict(prompt, 1) for prompt in (128, 512, 2048)
+                f"{prompt} tokens": 1000.0 * self.first.quantile_s(prompt, 0.5) for prompt in (128, 512, 2048)
             }
         return shown

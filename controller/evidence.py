@@ -7,6 +7,7 @@ capacity, lengthens the queue and spirals down, so the batch size only ever answ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
@@ -33,17 +34,19 @@ def budgets(slo: SLO, mode: Mode, share: float | None = None) -> tuple[Budget, .
     """Translate targets into budgets of upstream-owned time.
 
     merge: a request waits for the batch in flight and runs in the next, so a batch may take half of e2e. gate: a
-    sequence runs beside others from its dispatch on, so it may take 85 % of e2e; its first token half of ttft; its
-    tokens all of tpot. `share` replaces the part of e2e. A target on queue time bounds nothing upstream.
+    sequence runs beside others from its dispatch on, so it may take 85 % of e2e, and its tokens all of tpot. ttft
+    answers to the queue and to prefill, which admission looks after; only where nothing else is promised it bounds
+    the concurrency, too, and the upstream may use half of it. `share` replaces the part of e2e. A
+    target on queue time bounds nothing upstream.
     """
     found: list[Budget] = []
     if slo.e2e_s is not None:
         found.append(Budget("e2e", "service", slo.e2e_s * (share or (0.5 if mode == "merge" else 0.85))))
     if mode == "gate":
-        if slo.ttft_s is not None:
-            found.append(Budget("ttft", "first", 0.5 * slo.ttft_s))
         if slo.tpot_s is not None:
             found.append(Budget("tpot", "tpot", slo.tpot_s))
+        if slo.ttft_s is not None and not found:
+            found.append(Budget("ttft", "first", 0.5 * slo.ttft_s))
     return tuple(found)
 
 
@@ -59,6 +62,8 @@ class Evidence(NamedTuple):
     """Over 90 % of a budget, the late ones included."""
     worst: float
     """Largest ratio of measured time to budget."""
+    growing: float
+    """The same over the times that grow with the load; the first token's grows with the prompt instead."""
     typical: float
     """Median ratio."""
     binding: str
@@ -72,7 +77,8 @@ class Evidence(NamedTuple):
 
 _TIMEOUT_RATIO = 10.0
 _UNKNOWN_S = 60.0
-_NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, "")
+_QUIET_S = 5.0
+_NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, 0.0, "")
 
 
 def weigh(
@@ -83,12 +89,13 @@ def weigh(
     *,
     since: float,
     longest_s: float | None = None,
+    last_done: float | None = None,
     least_batch: float = 0.0,
     guard: float = 0.9,
 ) -> Evidence:
     """Count `samples` (and calls in flight that were dispatched after `since`) against the budgets.
 
-    `longest_s` is the longest service time that is known to be usual.
+    `longest_s` is the longest service time that is known to be usual, `last_done` when anything came back last.
 
     A sample in time counts only when its batch was at least `least_batch`: a small batch in time says nothing about
     a large one. A request that its caller gave up counts only when it was late already.
@@ -97,6 +104,8 @@ def weigh(
         return _NOTHING
     ratios: list[float] = []
     tightest = ("", 0.0)
+    growing = 0.0
+    loads = tuple(budget for budget in limits if budget.metric != "first")
     overdue = late = close = 0
     for sample in samples:
         ratio, latency = _ratio(sample, limits)
@@ -105,9 +114,11 @@ def weigh(
         if ratio > tightest[1]:
             tightest = (latency, ratio)
         ratios.append(ratio)
+        if loads:
+            growing = max(growing, _ratio(sample, loads)[0] or 0.0)
         late += ratio > 1.0
         close += ratio > guard
-    stalled = _stall_s(limits, longest_s)
+    stalled = _stall_s(limits, now, longest_s, last_done)
     for dispatched in load.running:
         if dispatched >= since and now - dispatched > stalled:
             overdue += 1
@@ -123,6 +134,7 @@ def weigh(
         overdue=overdue,
         close=close + overdue,
         worst=ratios[-1],
+        growing=growing,
         typical=ratios[len(ratios) // 2],
         binding=tightest[0],
     )
@@ -141,13 +153,16 @@ def _ratio(sample: Sample, limits: tuple[Budget, ...]) -> tuple[float | None, st
     return worst, latency
 
 
-def _stall_s(limits: tuple[Budget, ...], longest_s: float | None) -> float:
+def _stall_s(limits: tuple[Budget, ...], now: float, longest_s: float | None, last_done: float | None) -> float:
     """Return for how long a call may be in flight before it counts as late.
 
-    With an e2e target, its budget. Otherwise a call in flight shows neither first token nor pace, so only one that
-    runs twice as long as any before, and ten times the budget, counts; a minute while nothing is known.
+    With an e2e target, its budget. Otherwise a call in flight shows neither first token nor pace, and may just be a
+    long one. Then it counts only when it runs twice as long as any before (a minute while nothing is known), and
+    nothing else has come back for as long as the longest took.
     """
     whole = [budget.limit_s for budget in limits if budget.metric == "service"]
     if whole:
         return whole[0]
+    if longest_s is not None and last_done is not None and now - last_done < max(longest_s, _QUIET_S):
+        return math.inf
     return max(_UNKNOWN_S if longest_s is None else 2.0 * longest_s, 10.0 * max(budget.limit_s for budget in limits))

@@ -21,6 +21,8 @@ class Load:
     """Predicted work waiting: prompt tokens plus predicted output tokens."""
     inflight: int = 0
     """merge: items at the upstreams. gate: sequences there."""
+    inflight_tokens: float = 0.0
+    """gate: prompt plus expected output tokens of the sequences in flight; 0 when not counted."""
     inflight_calls: int = 0
     """Upstream calls in flight."""
     running: Sequence[float] = ()

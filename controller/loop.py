@@ -126,7 +126,7 @@ class PoolController:
             self._shadow.observe(sample)
         self._samples.add(sample, obs.generation)
         if obs.result is Result.OK or obs.result is Result.TIMEOUT:
-            self._upstream.observe(obs, bool(missed))
+            self._upstream.observe(obs, missed)
 
     def token(self, gap_s: float) -> None:
         """Take in one gap between two tokens of a running stream, in seconds."""
@@ -162,10 +162,13 @@ class PoolController:
     def window_s(self, now: float, load: Load) -> float:
         """Return for how long after its arrival the first waiting item may be held for company, in seconds.
 
-        0 once a full batch waits, and never so long that the batch could not make an e2e target any more.
+        0 once a full batch waits or while nobody is expected to come within the window, and never so long that the
+        batch could not make an e2e target any more.
         """
         window = self._setpoints.window_ms / 1000.0
         if window <= 0.0 or load.queued >= self._setpoints.max_batch_size:
+            return 0.0
+        if self._arrival_rate is not None and self._arrival_rate * window < 1.0:
             return 0.0
         if self._slo.e2e_s is None:
             return window
@@ -182,6 +185,7 @@ class PoolController:
     def tick(self, now: float, load: Load) -> Decision | None:
         """Retune the knobs; call once a second. Returns the decision when there was one."""
         self._measure_arrivals(now)
+        self._upstream.tick()
         if now >= self._retarget_at + RETARGET_S:
             self._retarget = ""
         if self._cap_bound and load.app_limited:

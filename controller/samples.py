@@ -59,6 +59,8 @@ class GenerationSamples:
     def __init__(self, generation: int, now: float, size: int = 512) -> None:
         self.generation = generation
         self.since = now
+        self.last_done: float | None = None
+        """When anything came back last, of whatever generation."""
         self.total = 0
         """Samples of this generation so far, those that fell out of the ring included."""
         self._current: deque[Sample] = deque(maxlen=size)
@@ -83,6 +85,7 @@ class GenerationSamples:
 
     def add(self, sample: Sample, generation: int) -> bool:
         """Keep `sample` if it was dispatched under the current generation; says whether it was."""
+        self.last_done = sample.done
         if generation != self.generation:
             return False
         self._current.append(sample)

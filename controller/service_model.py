@@ -9,18 +9,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections import deque
 from typing import Any, Protocol
 
 from controller.residuals import ResidualRing
+from controller.shift import ShiftDetector
 
 __all__ = ["Expert", "LinearExpert", "ServiceModel", "ShapeLevelExpert"]
 
 _FLOOR_S = 1e-6
-_GROSS = math.log(3.0)
-_SHIFT = 0.7
-"""Two errors (log) in a row beyond _GROSS, or four on one side that average beyond _SHIFT, and beyond what the usual
-noise explains, are no noise: the upstream is another one now."""
 
 
 def _prior_slope(mean_load: float, mean_seconds: float) -> float:
@@ -235,7 +231,7 @@ class ServiceModel:
         self._fast = LinearExpert()
         self._shaped = ShapeLevelExpert()
         self._errors = [0.0, 0.0]
-        self._astray: deque[float] = deque(maxlen=4)
+        self._shift = ShiftDetector()
         self._cache: dict[float, float] = {}
         self._cached_ratio: float | None = None
         self.last_seconds: float | None = None
@@ -281,23 +277,14 @@ class ServiceModel:
         self._errors[0] = 0.93 * self._errors[0] + fast * fast
         self._errors[1] = 0.93 * self._errors[1] + shaped * shaped
         error = fast if self.expert is self._fast else shaped
-        astray = self._astray
-        if astray and astray[-1] * error <= 0.0:
-            astray.clear()
-        astray.append(error)
-        spread = self.expert.residuals.log_spread()
-        run, total = len(astray), sum(astray)
-        last = tuple(astray)[-2:]
-        if len(last) == 2 and min(map(abs, last)) > max(_GROSS, 6.0 * spread):
-            run, total = 2, sum(last)
-        elif run < 4 or abs(total) <= run * max(_SHIFT, 2.0 * spread):
+        shift, run = self._shift.add(error, self.expert.residuals.log_spread())
+        if not run:
             return False
         # The two learned differently from the first wrong calls; let them agree about the next one.
         moves: tuple[tuple[Expert, float], ...] = ((self._fast, fast), (self._shaped, shaped))
         for expert, own in moves:
-            expert.scale(math.exp(own - error + total / run))
+            expert.scale(math.exp(own - error + shift))
             expert.residuals.drop_newest(run - 1)
-        astray.clear()
         return True
 
     def _forget_cached(self) -> None:

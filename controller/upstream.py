@@ -12,6 +12,7 @@ from controller.concurrency_model import ConcurrencyModel
 from controller.evidence import Budget, Mode
 from controller.former import first_come, form_batch
 from controller.load import Load
+from controller.memory_limit import MemoryLimit
 from controller.observation import Observation
 from controller.slo import SLO
 from controller.verdict import Choice
@@ -22,6 +23,12 @@ __all__ = ["GateUpstream", "MergeUpstream", "Upstream", "make_upstream"]
 _FORGET_UPSTREAM_S = 60.0
 _ALIKE = 12
 _GENTLE = 0.3
+_JAM_FACTOR = 4.0
+_OUT_FACTOR = 1.8
+"""A request that waits four times as long as usual for its first token was made to wait; one whose tokens came at
+1.8 times the usual distance was thrown out in between."""
+_REMEMBERED = 4096
+_UNBOUND_TICKS = 5
 _PIPELINE_S = 0.05
 """Below this a batch is sent behind the one in flight, because the gap between two calls would cost more."""
 
@@ -29,8 +36,8 @@ _PIPELINE_S = 0.05
 class Upstream(Protocol):
     """Learns from finished requests; forecasts for new ones; forms the next dispatch."""
 
-    def observe(self, obs: Observation, late: bool) -> None:
-        """Learn from one request that reached the upstream; `late` is whether it broke its promise."""
+    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
+        """Learn from one request that reached the upstream and missed these targets."""
         ...
 
     def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
@@ -54,6 +61,10 @@ class Upstream(Protocol):
     @property
     def last_service_s(self) -> float:
         """The last measured service time, in seconds; 0 before there is one."""
+        ...
+
+    def tick(self) -> None:
+        """Do what is due once a second."""
         ...
 
     def scale(self, factor: float) -> None:
@@ -105,12 +116,12 @@ class MergeUpstream:
         """The last measured service time of a call, in seconds."""
         return self.model.last_seconds
 
-    def observe(self, obs: Observation, late: bool) -> None:
+    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
         """Learn from one request: its lateness at once, the call's time when all of the call are in."""
         dispatched = obs.dispatched
         if dispatched is None:
             return
-        self.model.late(float(late), 1.0 / max(1, obs.batch))
+        self.model.late(1.0 if missed else 0.0, 1.0 / max(1, obs.batch))
         call = self._calls.get(obs.upstream)
         if call is not None and call.dispatched != dispatched:
             self._learn(obs.upstream, call)
@@ -199,6 +210,9 @@ class MergeUpstream:
         batches = -(-load.queued // cap)
         return backlog_s(self.model, now, load, servers) + batches * self.model.quantile_s(cap) / servers
 
+    def tick(self) -> None:
+        """Nothing is due."""
+
     def scale(self, factor: float) -> None:
         """Multiply every estimate."""
         self.model.scale(factor)
@@ -223,31 +237,112 @@ class GateUpstream:
 
     def __init__(self, late_target: float) -> None:
         self.model = ConcurrencyModel(late_target)
+        self.memory = MemoryLimit()
         self._prompt_tokens = 0.0
+        self._together = 1.0
+        self._usual_wait_s = 0.0
+        self._usual_pace_s = 0.0
+        self._sent: dict[float, tuple[float, float]] = {}
+        self._enforced = False
+        self._memory_bound = False
+        self._unbound = 0
+        self._fits: float | None = None
+        """Sequences in flight when memory held the next one back; None while it does not."""
 
     @property
     def last_service_s(self) -> float:
         """The last measured service time of a request, in seconds."""
         return self.model.whole.last_seconds or 0.0
 
-    def observe(self, obs: Observation, late: bool) -> None:
-        """Learn from one request."""
-        self.model.late(late)
-        self.model.observe(obs, obs.batch)
+    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
+        """Learn from one request. Its pace is nothing that admission could have foreseen or mended."""
+        tokens, expected = self._sent.pop(obs.dispatched, (0.0, 0.0)) if obs.dispatched is not None else (0.0, 0.0)
+        limit = self.memory.limit_tokens if self._enforced else None
+        if limit is None or tokens <= limit:
+            self.model.late(any(name != "tpot" for name in missed))
+        if self.model.observe(obs, obs.batch, expected) and obs.first_byte is not None:
+            jammed = self._learn_memory(obs, tokens)
+            if jammed and limit is not None and tokens > limit:
+                # Nobody will be sent into such a jam again, so it says nothing about those to come.
+                self.model.first.forget_waits(1)
         self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
+        self._together += 0.05 * (obs.batch - self._together)
+
+    def _learn_memory(self, obs: Observation, tokens: float) -> bool:
+        wait, pace = self.model.last_wait_s, obs.tpot_s
+        # Waiting for a step or a prompt is no sign of full memory; waiting for somebody to finish is.
+        prompt_s = self.model.first.prompt_token_s * self._prompt_tokens
+        usual = max(self._usual_wait_s, 0.5 * prompt_s, 3.0 * self._usual_pace_s)
+        thrown_out = pace is not None and self._usual_pace_s > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s
+        jammed = wait > _JAM_FACTOR * usual or thrown_out
+        if self.model.samples >= 32:
+            self.memory.observe(tokens, jammed)
+        if not jammed:
+            self._usual_wait_s += 0.05 * (wait - self._usual_wait_s)
+            if pace is not None:
+                self._usual_pace_s += (0.05 if self._usual_pace_s else 1.0) * (pace - self._usual_pace_s)
+        return jammed
+
+    def tick(self) -> None:
+        """Move the memory limit, and forget dispatches that never came back."""
+        known = self.memory.limit_tokens is not None
+        self.memory.retune(self._memory_bound)
+        if self._enforced and not known and self.memory.limit_tokens is not None:
+            self.model.first.forget_waits()
+            self.model.theta = min(self.model.theta, 0.9)
+        self._unbound = 0 if self._memory_bound else self._unbound + 1
+        if self._unbound > _UNBOUND_TICKS:
+            self._fits = None
+        self._memory_bound = False
+        while len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
 
     def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
         """Predict for a newcomer; None before the eighth request."""
-        return forecast_gate(self.model, cap, job, load) if self.model.identified else None
+        return forecast_gate(self.model, self._places(cap), job, now, load) if self.model.identified else None
+
+    def _places(self, cap: int) -> int:
+        """Return how many sequences run at once when everything is full: the cap, or what memory holds."""
+        return cap if self._fits is None else max(1, min(cap, round(self._fits)))
 
     def choose(
         self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
     ) -> Choice:
         """Fill the free places from the head of the order."""
+        choice = self._by_order(jobs, cap, now, load, slo, shed=shed)
+        return self._by_memory(jobs, choice, now, load, form=form)
+
+    def _by_memory(self, jobs: Sequence[Job], choice: Choice, now: float, load: Load, *, form: bool) -> Choice:
+        """Send only as many as fit in what the engine holds without making anybody wait; one always, when idle."""
+        if not choice.take:
+            return choice
+        self._enforced = form
+        limit = self.memory.limit_tokens if form else None
+        dropped = set(choice.shed)
+        total = load.inflight_tokens
+        taken = 0
+        for index, job in enumerate(jobs):
+            if taken == choice.take:
+                break
+            if index in dropped:
+                continue
+            total += job.prompt_tokens + (job.predicted_tokens or self.model.mean_output_tokens)
+            if limit is not None and total > limit and (taken or load.inflight):
+                self._memory_bound = True
+                fits = float(load.inflight + taken)
+                self._fits = fits if self._fits is None else self._fits + 0.1 * (fits - self._fits)
+                break
+            taken += 1
+            expected = self.model.first.dispatched(job.prompt_tokens, now)
+            self._sent[now] = (total if load.inflight_tokens else 0.0, expected)
+        return Choice(taken, choice.shed)
+
+    def _by_order(self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, shed: bool) -> Choice:
         free = max(0, cap - load.inflight)
         if not free or not jobs:
             return Choice(0, ())
-        if not shed or not self.model.identified:
+        if not shed or not self.model.identified or not load.inflight:
+            # To an idle upstream somebody is always sent: nothing else would correct a wrong estimate.
             return Choice(min(free, len(jobs)), ())
         dropped: list[int] = []
         taken = 0
@@ -261,10 +356,10 @@ class GateUpstream:
         return Choice(taken, tuple(dropped))
 
     def _hopeless(self, job: Job, now: float, slo: SLO, together: int) -> bool:
-        if slo.ttft_s is not None and job.arrival + slo.ttft_s < now + 0.98 * self.model.first_s(
-            job.prompt_tokens, together
-        ):
-            return True
+        if slo.ttft_s is not None:
+            first = self.model.first.ahead_s(now) + self.model.first_s(job.prompt_tokens)
+            if job.arrival + slo.ttft_s < now + 0.98 * first:
+                return True
         deadline = _deadline(job, slo.e2e_s)
         if deadline == float("inf"):
             return False
@@ -280,7 +375,7 @@ class GateUpstream:
             if budget.metric == "service":
                 value = model.service_s(0, None, size)
             elif budget.metric == "first":
-                value = model.first_s(round(self._prompt_tokens), size)
+                value = model.first_s(round(self._prompt_tokens)) * max(1.0, size / max(1.0, self._together))
             elif model.pace.samples >= 8:
                 value = model.pace.predict(size) * model.pace.expert.residuals.quantile(model.theta)
             else:
@@ -290,8 +385,9 @@ class GateUpstream:
 
     def drain_s(self, cap: int, now: float, load: Load) -> float:
         """Return the time until a place is free for everybody who waits."""
-        ahead = load.inflight + load.queued + 1 - cap
-        return ahead / self.model.drain_rate(cap) if ahead > 0 and self.model.samples else 0.0
+        places = self._places(cap)
+        ahead = load.inflight + load.queued + 1 - places
+        return ahead / self.model.drain_rate(places) if ahead > 0 and self.model.samples else 0.0
 
     def scale(self, factor: float) -> None:
         """Multiply every estimate."""
@@ -303,7 +399,7 @@ class GateUpstream:
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the admin API shows."""
-        return self.model.as_dict()
+        return self.model.as_dict() | {"memory_limit_tokens": self.memory.limit_tokens}
 
 
 def make_upstream(mode: Mode, late_target: float) -> Upstream:

@@ -56,6 +56,7 @@ class View:
             self.now,
             since=self.samples.since,
             longest_s=self.samples.longest_s,
+            last_done=self.samples.last_done,
             least_batch=self.setpoints.max_batch_size / 2.0,
         )
 

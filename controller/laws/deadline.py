@@ -33,7 +33,7 @@ class DeadlineLaw:
     def __init__(
         self, *, back_off: float = 0.9, headroom: float = 0.85, least: int = 10, objective: str = "goodput"
     ) -> None:
-        self._batch = SlowLoop(back_off=back_off, headroom=headroom, least=least, trust_model=True)
+        self._batch = SlowLoop(back_off=back_off, headroom=headroom, least=least, confidence=0.99, trust_model=True)
         self._window = WindowLoop(objective)
         self._sprt = SPRT()
         self._judged: tuple[int, int] = (0, 0)

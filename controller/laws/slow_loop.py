@@ -13,6 +13,11 @@ __all__ = ["SlowLoop"]
 _LATELY = 40
 """So many of the newest samples are judged by themselves too, lest a long clean record hide a fresh slow-down."""
 _SURE = 0.99
+_BLIND = 3
+"""An engine that batches by itself has a cliff where its memory ends, which no model of what was seen shows. So each
+step up waits for so many samples of the last one."""
+_REMEMBER_S = 300.0
+_REGRET_S = 30.0
 
 
 class SlowLoop:
@@ -20,7 +25,7 @@ class SlowLoop:
 
     Decrease, B <- B * `back_off`: the late share is proven above what the target allows (binomial, 95 %): two late
     of 35 suffice. When most requests are late, as after a tightened target, B <- B * budget / typical time, at most
-    halving.
+    halving. A step up that breaks within half a minute is taken back whole.
 
     Increase, B <- B + max(1, B/8), or B/2 while less than half of the budget would be used: only while the cap held
     work back, and only on evidence: none close to the budget in so many that the share is proven small (299 for a
@@ -50,6 +55,9 @@ class SlowLoop:
         self.confidence = confidence
         self.trust_model = trust_model
         self.last: Evidence | None = None
+        self._broke_at: int | None = None
+        self._broke_when = 0.0
+        self._grown: tuple[int, float] = (1 << 30, 0.0)
 
     def tick(self, view: View, name: str, budget: float = 1.0) -> Advice | None:
         """Return a new batch size for law `name`, or None to hold.
@@ -58,6 +66,8 @@ class SlowLoop:
         """
         if not view.limits:
             return None
+        if view.retarget:
+            self._broke_at = None
         evidence = self.last = view.evidence(self.least if view.retarget else 0)
         allowed = 1.0 - view.slo.quantile
         if view.setpoints.max_batch_size > view.bounds.min_batch_size:
@@ -70,7 +80,10 @@ class SlowLoop:
             return None
         if view.setpoints.max_batch_size >= view.bounds.max_batch_size:
             return None
-        return self._increase(view, evidence, name, allowed, budget)
+        advice = self._increase(view, evidence, name, allowed, budget)
+        if advice is not None:
+            self._grown = (view.setpoints.max_batch_size, view.now)
+        return advice
 
     def state(self) -> dict[str, Any]:
         """Return the evidence of the last tick."""
@@ -81,10 +94,14 @@ class SlowLoop:
 
     def _decrease(self, view: View, evidence: Evidence, name: str) -> Advice:
         size = view.setpoints.max_batch_size
+        self._broke_at, self._broke_when = size, view.now
         factor = self.back_off
         if evidence.late_share > 0.5:
             factor = max(0.5, min(factor, 1.0 / max(1.0, evidence.typical)))
         new = min(size - 1, int(size * factor))
+        grown_from, when = self._grown
+        if grown_from < new and view.now - when < _REGRET_S:
+            new = grown_from
         what = f"{evidence.late} of {evidence.n} took longer upstream than the {evidence.binding} target leaves them"
         if evidence.overdue:
             what += f", {evidence.overdue} of them still in flight"
@@ -93,28 +110,48 @@ class SlowLoop:
 
     def _increase(self, view: View, evidence: Evidence, name: str, allowed: float, budget: float) -> Advice | None:
         size = view.setpoints.max_batch_size
-        step = size // 2 if 1.5 * evidence.worst <= 0.5 * self.headroom * budget else size // 8
-        new = min(view.bounds.max_batch_size, size + max(1, step))
         seen = evidence._asdict()
-        growth = new / size
-        if evidence.n >= (5 if view.retarget else self.least) and evidence.worst * growth <= self.headroom * budget:
-            why = f"the cap held work back and the slowest of {evidence.n} used {evidence.worst:.0%} of its time"
-            return Advice(f"{name}.headroom", _grow_text(why, size, new), new, seen=seen)
         if proves_below(evidence.close, evidence.n, allowed, self.confidence):
-            why = (
-                f"{evidence.n} requests with {evidence.close} near the limit prove room while the cap held work back"
-            )
+            new = min(view.bounds.max_batch_size, size + max(1, size // 8))
+            why = f"the cap held work back and {evidence.close} near the limit of {evidence.n} prove room"
             return Advice(f"{name}.proven", _grow_text(why, size, new), new, seen=seen)
-        if not self.trust_model or evidence.late > 1:
+        most = min(view.bounds.max_batch_size, self._known_limit(view.now))
+        if most <= size:
             return None
-        reach = min(view.bounds.max_batch_size, size + max(1, size // 2))
+        step = size // 2 if 1.5 * evidence.worst <= 0.5 * self.headroom * budget else size // 8
+        new = min(most, size + max(1, step))
+        room = max(evidence.worst, evidence.growing * new / size) <= self.headroom * budget
+        best: Advice | None = None
+        if evidence.n >= (5 if view.retarget else self.least) and room:
+            why = f"the cap held work back and the slowest of {evidence.n} used {evidence.worst:.0%} of its time"
+            best = Advice(f"{name}.headroom", _grow_text(why, size, new), new, seen=seen)
+        if self.trust_model and evidence.late <= 1 and not (view.mode == "gate" and evidence.n < _BLIND):
+            reach, ratio = self._reach(view, min(most, size + max(1, size // 2)), budget)
+            if reach > (new if best is not None else size):
+                why = f"the cap held work back and the model puts {reach} at {ratio:.0%} of the upstream time"
+                best = Advice(f"{name}.model", _grow_text(why, size, reach), reach, seen=seen | {"ratio": ratio})
+        return best
+
+    def _reach(self, view: View, most: int, budget: float) -> tuple[int, float]:
+        """Return the largest size up to `most` that the model puts within the budget, and how much of it it uses."""
+        size = view.setpoints.max_batch_size
+        reach = most
         while reach > size:
             ratio = view.predicted_ratio(reach)
             if ratio is not None and ratio <= budget:
-                why = f"the cap held work back and the model puts {reach} at {ratio:.0%} of the upstream time"
-                return Advice(f"{name}.model", _grow_text(why, size, reach), reach, seen=seen | {"ratio": ratio})
+                return reach, ratio
             reach -= max(1, (reach - size) // 2)
-        return None
+        return size, 0.0
+
+    def _known_limit(self, now: float) -> int:
+        """Return the largest size to try on headroom alone: just short of where it broke, until that is long ago.
+
+        An engine short of memory breaks at once and without notice; running into that again and again is what plain
+        additive increase would do.
+        """
+        if self._broke_at is None or now - self._broke_when > _REMEMBER_S:
+            return 1 << 30
+        return max(1, int(0.95 * self._broke_at))
 
 
 def _grow_text(why: str, size: int, new: int) -> str:

@@ -215,6 +215,19 @@ def test_the_window_never_makes_a_request_late_and_ends_when_the_batch_is_full()
     assert pool.window_s(1.0, Load(queued=1)) < 0.05
 
 
+def test_a_lone_request_is_not_held_for_company_that_is_not_expected() -> None:
+    pool = controller(mode="merge", law="fixed", window_ms=50.0)
+    for second in range(1, 10):
+        pool.admit(job(float(second)), float(second), Load())
+        pool.tick(float(second), Load())
+    assert pool.arrival_rate == pytest.approx(1.0)
+    assert pool.window_s(10.0, Load(queued=1)) == 0.0
+    for index in range(1000):
+        pool.admit(job(10.0), 9.0 + index / 1000, Load())
+    pool.tick(10.0, Load())
+    assert pool.window_s(10.0, Load(queued=1)) == pytest.approx(0.05)
+
+
 def test_the_snapshot_is_json_with_quantiles_counts_attainment_law_and_model() -> None:
     pool = controller(slo=SLO(e2e_s=10.0, ttft_s=1.0))
     for index in range(40):
