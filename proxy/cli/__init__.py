@@ -21,6 +21,7 @@ _COMMANDS = {
     "up": _Entry("proxy.cli.up", "Start the demo: bundled worker, proxy and controller."),
     "serve": _Entry("proxy.cli.serve", "Run the proxy in front of your inference servers."),
     "worker": _Entry("proxy.cli.worker", "Run the bundled inference server."),
+    "ctl": _Entry("proxy.cli.ctl", "Look at and steer a running proxy."),
     "config": _Entry("proxy.cli.config", "Check, show and describe the configuration."),
 }
 

@@ -30,8 +30,8 @@ _NOT_OURS = re.compile(
 )
 """Variables that Kubernetes puts into every container beside a Service called trimtab."""
 
-_RESERVED = frozenset({"TRIMTAB_CONFIG"})
-"""Variables with a meaning of their own: the path of the configuration file."""
+_RESERVED = re.compile(r"^TRIMTAB_(CONFIG$|CTL_|WORKER_)")
+"""Variables with a meaning of their own: the path of the file, and those of `trimtab ctl` and of the worker."""
 
 _NO_UPSTREAM = "no upstream is given; add `upstreams: [http://127.0.0.1:8000]` or --upstream URL"
 
@@ -153,7 +153,7 @@ def _from_environment(environ: Mapping[str, str]) -> list[Override]:
     """Turn TRIMTAB_* variables into overrides. Raises ConfigError for a variable that sets nothing."""
     found, problems = [], []
     for variable in sorted(environ):
-        if not variable.startswith(ENV_PREFIX) or variable in _RESERVED or _NOT_OURS.match(variable):
+        if not variable.startswith(ENV_PREFIX) or _RESERVED.match(variable) or _NOT_OURS.match(variable):
             continue
         parts = [part.lower() for part in variable.removeprefix(ENV_PREFIX).split("__")]
         if parts[0] not in Config.model_fields and parts[0] not in POOL_KEYS:

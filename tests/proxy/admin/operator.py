@@ -15,7 +15,7 @@ from proxy.config.model import Config, PoolConfig
 from proxy.metrics import Metrics
 from tests.support.virtual_clock import VirtualClock
 
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "pools": [
         {
             "name": "chat",

@@ -100,6 +100,8 @@ def test_variables_of_kubernetes_services_are_left_alone(tmp_path: Path) -> None
         "TRIMTAB_ADMIN_SERVICE_PORT_HTTP": "8081",
         "TRIMTAB_ADMIN_PORT": "tcp://10.0.0.2:8081",
         "TRIMTAB_CONFIG": "elsewhere.yaml",
+        "TRIMTAB_CTL_TOKEN": "t",
+        "TRIMTAB_WORKER_API_KEY": "k",
     }
     assert read(tmp_path, FIVE_LINES, environ) == read(tmp_path, FIVE_LINES)
 

@@ -1,0 +1,223 @@
+"""`trimtab ctl`: look at and steer a running proxy from the shell."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, NoReturn, TypeVar
+
+import click
+import yaml
+
+from proxy.cli.client import AdminClient, Refusal, Unreachable
+from proxy.cli.tables import decision_line, pool_text, pools_table
+
+__all__ = ["command"]
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+_DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
+_UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+class _Context:
+    """What every subcommand needs."""
+
+    def __init__(self, client: AdminClient, pool: str | None, as_json: bool) -> None:
+        self.client = client
+        self.as_json = as_json
+        self._pool = pool
+
+    @property
+    def base(self) -> str:
+        """The path of the chosen pool."""
+        return f"/admin/v1/pools/{self.client.pool(self._pool)}"
+
+    def say(self, answer: Any, text: str) -> None:
+        """Print an answer as JSON or as text."""
+        click.echo(json.dumps(answer, indent=2) if self.as_json else text)
+
+    def say_pool(self, answer: Any) -> None:
+        """Print a pool after a change."""
+        self.say(answer, pools_table([answer]))
+
+
+def _fail(code: int, error: Exception) -> NoReturn:
+    click.echo(f"trimtab: {error}", err=True)
+    sys.exit(code)
+
+
+def _talks(function: _F) -> _F:
+    """Hand the context over, and turn what goes wrong into one line: exit code 2 refused, 1 nobody there."""
+
+    @click.pass_obj
+    @wraps(function)
+    def wrapped(context: _Context, *args: Any, **kwargs: Any) -> None:
+        try:
+            function(context, *args, **kwargs)
+        except Refusal as error:
+            _fail(2, error)
+        except Unreachable as error:
+            _fail(1, error)
+        except (BrokenPipeError, KeyboardInterrupt):
+            sys.exit(0)
+
+    return wrapped  # type: ignore[return-value]
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    if value is None:
+        return None
+    match = _DURATION.match(value.strip())
+    if not match:
+        raise click.BadParameter("write a number of seconds, or one with s, m, h or d: 90, 15m, 2h")
+    return float(match[1]) * _UNITS[match[2]]
+
+
+_for_option = click.option("--for", "for_s", callback=_seconds, metavar="DURATION", help="Take it back after this.")
+
+
+def _pairs(words: Sequence[str]) -> dict[str, Any]:
+    """Read `key=value` words; `none` takes a value away."""
+    found = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise Refusal(f"{word}: write it as key=value")
+        found[key] = None if value.lower() == "none" else yaml.safe_load(value)
+    return found
+
+
+@click.group("ctl")
+@click.option(
+    "--url", envvar="TRIMTAB_CTL_URL", default="http://127.0.0.1:8081", show_default=True, help="Admin port."
+)
+@click.option(
+    "--token", envvar=["TRIMTAB_CTL_TOKEN", "TRIMTAB_ADMIN__TOKEN"], help="Bearer token; better by TRIMTAB_CTL_TOKEN."
+)
+@click.option("-p", "--pool", help="Which pool; the only one when there is only one.")
+@click.option("--json", "as_json", is_flag=True, help="The API's own answer instead of a table.")
+@click.pass_context
+def command(context: click.Context, url: str, token: str | None, pool: str | None, as_json: bool) -> None:
+    """Look at and steer a running proxy."""
+    context.obj = _Context(AdminClient(url, token), pool, as_json)
+
+
+@command.command()
+@click.option("--watch", type=click.FloatRange(0.2, 3600), metavar="SECONDS", help="Again and again.")
+@_talks
+def pools(context: _Context, watch: float | None) -> None:
+    """Show every pool on a line."""
+    while True:
+        answer = context.client.get("/admin/v1/pools")
+        if watch is not None and sys.stdout.isatty():
+            click.clear()
+        context.say(answer, pools_table(answer["pools"]))
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+@command.command()
+@click.option("--watch", type=click.FloatRange(0.2, 3600), metavar="SECONDS", help="Again and again.")
+@_talks
+def show(context: _Context, watch: float | None) -> None:
+    """Show one pool: promise, live latencies, upstreams."""
+    while True:
+        answer = context.client.get(context.base)
+        if watch is not None and sys.stdout.isatty():
+            click.clear()
+        context.say(answer, pool_text(answer))
+        if watch is None:
+            return
+        time.sleep(watch)
+
+
+@command.command()
+@click.argument("targets", nargs=-1, required=True, metavar="TARGET=MS...")
+@_for_option
+@_talks
+def slo(context: _Context, targets: tuple[str, ...], for_s: float | None) -> None:
+    """Change the promise: ttft_ms=400 e2e_ms=none quantile=0.95."""
+    context.say_pool(context.client.send("PATCH", f"{context.base}/slo", _pairs(targets), for_s=for_s))
+
+
+@command.command()
+@click.argument("knobs", nargs=-1, required=True, metavar="KNOB=VALUE...")
+@_for_option
+@_talks
+def pin(context: _Context, knobs: tuple[str, ...], for_s: float | None) -> None:
+    """Hold knobs: max_batch_size=8 window_ms=0."""
+    context.say_pool(context.client.send("PATCH", f"{context.base}/setpoints", _pairs(knobs), for_s=for_s))
+
+
+@command.command()
+@click.argument("knobs", nargs=-1)
+@_talks
+def unpin(context: _Context, knobs: tuple[str, ...]) -> None:
+    """Give knobs back to the law, all when none is named."""
+    context.say_pool(context.client.send("DELETE", f"{context.base}/pins", name=list(knobs) or None))
+
+
+@command.command()
+@click.argument("name")
+@click.argument("options", nargs=-1, metavar="[OPTION=VALUE...]")
+@_for_option
+@_talks
+def law(context: _Context, name: str, options: tuple[str, ...], for_s: float | None) -> None:
+    """Hand the knobs to another law."""
+    body = {"law": name, "options": _pairs(options)}
+    context.say_pool(context.client.send("PUT", f"{context.base}/law", body, for_s=for_s))
+
+
+@command.command()
+@click.option("--off", is_flag=True, help="Let the law go on.")
+@_for_option
+@_talks
+def freeze(context: _Context, off: bool, for_s: float | None) -> None:
+    """Keep the law from turning knobs."""
+    context.say_pool(context.client.send("PUT", f"{context.base}/freeze", {"frozen": not off}, for_s=for_s))
+
+
+@command.command()
+@click.argument("decision", type=click.IntRange(1))
+@_talks
+def rollback(context: _Context, decision: int) -> None:
+    """Undo a decision, by its number."""
+    context.say_pool(context.client.send("POST", f"{context.base}/rollback", {"decision": decision}))
+
+
+@command.command()
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@click.option("-f", "--follow", is_flag=True, help="Go on with every pool's decisions as they are made.")
+@_talks
+def decisions(context: _Context, limit: int, follow: bool) -> None:
+    """Show what was decided and why, newest last."""
+    found = context.client.get(f"{context.base}/decisions", limit=limit)["decisions"][::-1]
+    for decision in found:
+        click.echo(json.dumps(decision) if context.as_json else decision_line(decision))
+    if not follow:
+        return
+    for name, data in context.client.events(1.0):
+        if name == "decision":
+            click.echo(json.dumps(data) if context.as_json else decision_line(data))
+
+
+@command.command()
+@_talks
+def reload(context: _Context) -> None:
+    """Read the configuration again; a bad one changes nothing."""
+    done = context.client.send("POST", "/admin/v1/reload")
+    restart = f"; needs a restart: {', '.join(done['restart_required'])}" if done["restart_required"] else ""
+    context.say(done, f"generation {done['generation']}; changed: {', '.join(done['changed']) or 'nothing'}{restart}")
+
+
+@command.command("config")
+@_talks
+def show_config(context: _Context) -> None:
+    """Show the configuration in force, secrets masked."""
+    answer = context.client.get("/admin/v1/config")
+    context.say(answer, yaml.safe_dump(answer["config"], sort_keys=False, width=110).rstrip())

@@ -1,0 +1,90 @@
+"""The admin API's answers as text for a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["decision_line", "pool_text", "pools_table", "table"]
+
+_TARGETS = ("ttft", "tpot", "e2e", "queue")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return aligned columns, numbers to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(head[i]), *(len(row[i]) for row in cells)) if cells else len(head[i]) for i in range(len(head))]
+    numeric = [bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
+
+    def line(row: Sequence[str]) -> str:
+        parts = [
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(row, widths, numeric, strict=True)
+        ]
+        return "  ".join(parts).rstrip()
+
+    return "\n".join([line(list(head)), *(line(row) for row in cells)])
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return str(value)
+
+
+def pools_table(pools: Sequence[dict[str, Any]]) -> str:
+    """Return every pool on a line: what is promised, what is turned, what is going on."""
+    rows = []
+    for pool in pools:
+        pinned = dict.fromkeys(pool["pins"], "*")
+        setpoints = pool["setpoints"]
+        rows.append(
+            (
+                pool["name"],
+                promise(pool["slo"]),
+                pool["law"],
+                f"{setpoints['max_batch_size']}{pinned.get('max_batch_size', '')}",
+                f"{setpoints['window_ms']:g} ms{pinned.get('window_ms', '')}",
+                pool["queued"],
+                pool["inflight"],
+            )
+        )
+    text = table(("POOL", "PROMISE", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"), rows)
+    return text + ("\n* pinned" if any(pool["pins"] for pool in pools) else "")
+
+
+def promise(slo: dict[str, Any]) -> str:
+    """Return targets as `ttft 500 ms, e2e 10000 ms at p99`."""
+    targets = [f"{name} {slo[f'{name}_ms']:g} ms" for name in _TARGETS if slo.get(f"{name}_ms") is not None]
+    return f"{', '.join(targets)} at p{100 * slo['quantile']:g}" if targets else "none"
+
+
+def pool_text(pool: dict[str, Any]) -> str:
+    """Return one pool in full."""
+    parts = [pools_table([pool])]
+    live = pool["live"]
+    rows = []
+    for name, found in live.get("quantiles", {}).items():
+        values = [found.get(quantile, {}).get("value_ms") for quantile in ("p50", "p95", "p99")]
+        judged = live.get("attainment", {}).get(name, {})
+        target = judged.get("target_ms")
+        rows.append((name, found.get("n", 0), *values, target, judged.get("late"), judged.get("verdict")))
+    parts.append(table(("LATENCY", "N", "P50 ms", "P95 ms", "P99 ms", "TARGET ms", "LATE", "VERDICT"), rows))
+    upstreams = [
+        (up["url"], up.get("state"), up.get("inflight"), up.get("served"), up.get("failure_rate"))
+        for up in pool["stats"].get("upstreams", ())
+    ]
+    parts.append(table(("UPSTREAM", "STATE", "INFLIGHT", "SERVED", "FAILURES"), upstreams))
+    notes = ["the law is frozen"] if pool.get("frozen") else []
+    notes += [f"{one['kind']} goes back in {one['in_s']:g} s" for one in pool.get("expiring", ())]
+    return "\n\n".join(parts) + ("\n\n" + "\n".join(notes) if notes else "")
+
+
+def decision_line(decision: dict[str, Any]) -> str:
+    """Return one decision as a line."""
+    clock = time.strftime("%H:%M:%S", time.localtime(decision["wall"]))
+    outcome = f" -> {decision['outcome']}" if decision.get("outcome") else ""
+    return f"{clock}  {decision['pool']}#{decision['id']}  {decision['rule']}: {decision['text']}{outcome}"
