@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.laws.aimd import AimdLaw
+from controller.laws.bandit import BanditLaw
 from controller.laws.base import Law
 from controller.laws.deadline import DeadlineLaw
 from controller.laws.fixed import FixedLaw
+from controller.laws.gradient import GradientLaw
 from controller.laws.step import StepLaw
 
 __all__ = ["LAWS", "make_law"]
@@ -17,7 +19,9 @@ LAWS: Mapping[str, Callable[..., Law]] = {
     "fixed": FixedLaw,
     "step": StepLaw,
     "aimd": AimdLaw,
+    "gradient": GradientLaw,
     "deadline": DeadlineLaw,
+    "bandit": BanditLaw,
 }
 
 
