@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import logging
 import socket
+import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from controller.decision import Decision
 from controller.loop import PoolController
@@ -20,12 +22,15 @@ from proxy.config.model import Config, PoolConfig
 from proxy.gauges import PoolGauges
 from proxy.handler import Handler
 from proxy.incoming import Limits
+from proxy.keeper import Keeper
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 from proxy.metrics import Metrics
-from proxy.pool import Pool
+from proxy.pool import Pool, controller_for
 from proxy.reload import compare, keeps_controller, needs_new_pool
 from proxy.server import DataServer, ServerLimits
+from proxy.state import restore, restored_config
+from proxy.traffic import Traffic
 from proxy.upstream.probing import Prober
 
 __all__ = ["Proxy"]
@@ -57,7 +62,10 @@ class Proxy:
         self.metrics = Metrics(config.pools)
         self._reread = reread or (lambda: self.config)
         self._reloading = asyncio.Lock()
-        self._pools = {pool.name: self._build(pool) for pool in config.pools}
+        self.traffic = Traffic(self.metrics)
+        self._pools: dict[str, Pool] = {}
+        self.keeper = Keeper(config.state, self.traffic, lambda: self._pools.values(), self.clock)
+        self._pools = {pool.name: self._resume(pool) for pool in config.pools}
         self.metrics.registry.register(PoolGauges(lambda: self._pools.values(), self.clock.now))
         self.lifecycle = Lifecycle()
         self.handler = Handler(
@@ -89,6 +97,7 @@ class Proxy:
             self._schedule(pool)
             self._probe(pool)
         self._measure_delay(self._loop.time())
+        self.keeper.start()
         self._started = True
 
     def unready(self) -> list[str]:
@@ -108,9 +117,18 @@ class Proxy:
     # -- control -------------------------------------------------------------------------------------------
 
     def _build(self, config: PoolConfig, controller: PoolController | None = None) -> Pool:
-        pool = Pool(config, clock=self.clock, controller=controller, hooks=self.metrics)
+        pool = Pool(config, clock=self.clock, controller=controller, hooks=self.traffic)
         self._watch(pool)
         return pool
+
+    def _resume(self, config: PoolConfig) -> Pool:
+        """Build a pool whose controller goes on where the last run's stopped, if that was kept."""
+        saved, now = self.keeper.saved(config.name), self.clock.now()
+        controller = controller_for(restored_config(config, saved), now)
+        shown = restore(config, controller, saved, now, time.time())
+        if shown:
+            _LOG.info("pool %s goes on where it stopped, with %d requests to learn from", config.name, shown)
+        return self._build(config, controller)
 
     def _watch(self, pool: Pool) -> None:
         self.metrics.watch(pool.name, lambda: pool.controller.slo)
@@ -139,10 +157,17 @@ class Proxy:
         """Act on a decision an operator made: count it, and let through whoever can go now."""
         self.metrics.decided(pool.name, decision.rule)
         self.metrics.slo_changed(pool.name, pool.controller.slo)
+        self.keeper.note(decision)
         pool.knobs_changed()
+
+    async def audit(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest decisions of operators, newest first."""
+        return await self.keeper.audit(limit)
 
     def _note(self, decision: Decision) -> None:
         self.metrics.decided(decision.pool, decision.rule)
+        if decision.actor.startswith("admin:"):
+            self.keeper.note(decision)
         _DECISIONS.info(
             "pool %s: %s", decision.pool, decision.text,
             extra={"decision": decision.id, "rule": decision.rule, "old": decision.old, "new": decision.new},
@@ -245,6 +270,7 @@ class Proxy:
     async def stop(self) -> None:
         """Close everything now. Safe to call at any time, also more than once."""
         self._started = False
+        await self.keeper.stop()
         self.expiry.stop()
         for timer in self._ticks.values():
             timer.cancel()
@@ -281,5 +307,5 @@ def _server_limits(config: Config) -> ServerLimits:
     )
 
 
-_FIXED = ("listen", "admin", "limits", "trust_headers")
+_FIXED = ("listen", "admin", "limits", "trust_headers", "state")
 """What a reload does not change."""

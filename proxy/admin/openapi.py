@@ -99,6 +99,10 @@ OPERATIONS = (
         ),
         problems=(404, 422),
     ),
+    Operation("GET", "/admin/v1/audit", "list_audit", "What operators decided, in all pools.", schemas.AuditOut,
+              parameters=(Parameter("limit", "query", "At most so many.", {
+                  "type": "integer", "minimum": 1, "maximum": 1000, "default": 50,
+              }),), problems=(422,)),
     Operation("GET", "/admin/v1/config", "get_config", "The configuration in force, secrets masked.",
               schemas.ConfigOut),
     Operation("POST", "/admin/v1/reload", "reload", "Read the configuration again; a bad one changes nothing.",

@@ -94,6 +94,10 @@ class Operator(Protocol):
         """Act on a decision somebody made about `pool`: count it, and let through whoever can go now."""
         ...
 
+    async def audit(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest decisions of operators, newest first, as dictionaries."""
+        ...
+
     def unready(self) -> list[str]:
         """Return why traffic should not be sent here; empty when it should."""
         ...

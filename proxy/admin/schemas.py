@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from proxy.config.base import Section
 
 __all__ = [
+    "AuditOut",
     "ConfigOut",
     "DecisionOut",
     "DecisionsOut",
@@ -156,6 +157,12 @@ class DecisionsOut(_Out):
 
     decisions: list[DecisionOut]
     last_id: int = Field(description="Give it as `since` to see only what is newer.")
+
+
+class AuditOut(_Out):
+    """What operators decided, newest first; of earlier runs too where state.path is set."""
+
+    decisions: list[DecisionOut]
 
 
 class ConfigOut(_Out):

@@ -6,8 +6,8 @@ from aiohttp import web
 
 from proxy.admin.base import AUDIT, Group, answer
 from proxy.admin.problem import ApiError
-from proxy.admin.requests import actor_of
-from proxy.admin.schemas import ConfigOut, Health, Readiness, ReloadOut
+from proxy.admin.requests import actor_of, integer
+from proxy.admin.schemas import AuditOut, ConfigOut, DecisionOut, Health, Readiness, ReloadOut
 from proxy.config.errors import ConfigError
 from proxy.config.show import as_data
 
@@ -37,6 +37,11 @@ class SystemApi(Group):
                 restart_required=list(done.restart_required),
             )
         )
+
+    async def list_audit(self, request: web.Request) -> web.Response:
+        """What operators decided, in all pools."""
+        found = await self.operator.audit(integer(request, "limit", 50, 1, 1000))
+        return answer(AuditOut(decisions=[DecisionOut(**one) for one in found]))
 
     async def healthz(self, request: web.Request) -> web.Response:
         """Whether the process answers."""

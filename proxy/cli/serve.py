@@ -70,6 +70,7 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
     except BindError as error:
         die(error)
     from proxy.run import run_loop, serve
+    from proxy.store import StoreError
 
     def started(_: object) -> None:
         pools = "; ".join(
@@ -78,4 +79,7 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
         click.echo(f"proxy   http://{address_of(data)}  ({pools})", err=True)
         click.echo(f"admin   http://{address_of(admin)}  (/admin/v1/pools, /metrics, /readyz)", err=True)
 
-    return run_loop(serve(config, data, admin, reread=reread, started=started))
+    try:
+        return run_loop(serve(config, data, admin, reread=reread, started=started))
+    except StoreError as error:
+        die(error)

@@ -64,11 +64,15 @@ def command(
         die(error)
     from proxy import logs
     from proxy.run import run_loop
+    from proxy.store import StoreError
 
     logs.setup(config.log)
     arguments = [sys.executable, "-m", "backend", "--model", model, "--port", str(worker_port), *worker_args]
     up = _Up(find_file(file), overrides, data, admin)
-    raise SystemExit(run_loop(up.run(arguments)))
+    try:
+        raise SystemExit(run_loop(up.run(arguments)))
+    except StoreError as error:
+        die(error)
 
 
 def _with_upstream(overrides: Sequence[Override], url: str) -> list[Override]:

@@ -48,6 +48,7 @@ __all__ = [
     "RetriesConfig",
     "SetpointsConfig",
     "SloConfig",
+    "StateConfig",
     "TimeoutsConfig",
     "UpstreamConfig",
     "WindowRange",
@@ -140,6 +141,13 @@ class LogConfig(Section):
     access_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="Share of requests logged; failures always.")
 
 
+class StateConfig(Section):
+    """What survives a restart: pins, promises and laws set by operators, the knobs, and what was learned."""
+
+    path: str | None = Field(default=None, min_length=1, description="SQLite file; without one nothing is kept.")
+    every_s: float = Field(default=30.0, ge=1.0, le=86_400.0, description="Between two savings; also on shutdown.")
+
+
 class Config(Section):
     """Everything `trimtab serve` needs to know.
 
@@ -151,6 +159,7 @@ class Config(Section):
     limits: LimitsConfig = Field(default=LimitsConfig(), description="What a client may send.")
     drain: DrainConfig = Field(default=DrainConfig(), description="Shutdown.")
     log: LogConfig = Field(default=LogConfig(), description="Logging.")
+    state: StateConfig = Field(default=StateConfig(), description="What survives a restart.")
     trust_headers: bool = Field(
         default=True,
         description="Whether callers may choose class and tenant by x-trimtab-class and x-trimtab-tenant.",

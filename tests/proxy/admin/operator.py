@@ -70,13 +70,18 @@ class FakeOperator:
         self.metrics = Metrics(self.config.pools, process=False)
         self.pools = {pool.name: FakePool(pool, self.clock.now()) for pool in self.config.pools}
         self.expiry = Expiry(self.clock, lambda: self.pools, self.decided)
+        self.audited: list[dict[str, Any]] = []
         self.reasons: list[str] = []
         self.next_reload: Reloaded | ConfigError = Reloaded(2, ("pools[0].slo",), ())
 
     def decided(self, pool: PoolView, decision: Decision) -> None:
         self.metrics.decided(pool.name, decision.rule)
         self.metrics.slo_changed(pool.name, pool.controller.slo)
+        self.audited.append(decision.as_dict())
         pool.knobs_changed()
+
+    async def audit(self, limit: int) -> list[dict[str, Any]]:
+        return self.audited[::-1][:limit]
 
     def unready(self) -> list[str]:
         return self.reasons
