@@ -1,7 +1,8 @@
 """Quantile gradient boosting, in the training process only: nothing on the request path imports this module.
 
 Two ensembles, p50 and p90, of `log1p(tokens / scale)`. Quantile loss beat squared loss on every metric measured;
-quantiles pass through a monotone map unchanged, so the target may be as skewed as it likes.
+quantiles pass through a monotone map unchanged, so the target may be as skewed as it likes. One thread throughout:
+training is a guest on machines that are busy serving, and OpenMP's threads spin when they have to wait for a core.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.ensemble import HistGradientBoostingRegressor
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped,unused-ignore]
 
 from controller.predictor.export import Ensemble, EnsembleError, Node, compile_ensemble
 
@@ -29,7 +31,8 @@ class Fitted(NamedTuple):
 
     def predict(self, x: Floats) -> Floats:
         """Return the answers (rows,) to x (rows, features)."""
-        answers: Floats = self.model.predict(x[:, self.columns])
+        with threadpool_limits(1):
+            answers: Floats = self.model.predict(x[:, self.columns])
         return answers
 
 
@@ -58,7 +61,8 @@ def fit_quantile(
         early_stopping=False,
         random_state=seed,
     )
-    model.fit(x[:, columns], y, sample_weight=weight)
+    with threadpool_limits(1):
+        model.fit(x[:, columns], y, sample_weight=weight)
     return Fitted(model, columns, x.shape[1])
 
 

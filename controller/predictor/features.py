@@ -158,7 +158,7 @@ def lexical(text: str) -> list[float]:
     numbers = [word for word in words if word < b":"]  # digits sort before the colon, letters after
     small = [int(word) for word in numbers if len(word) < 5 and word.isdigit()]
     lead, second, verb = _leads(words)
-    first_line = text.find("\n")
+    first_line = text.find("\n", 0, HEAD)
     return [
         math.log1p(size),
         math.log1p(first_line if first_line >= 0 else size),

@@ -135,8 +135,10 @@ def _probe(p50: Score, p90: Score, lines: Sequence[str], pause: Callable[[], Non
     for index, line in enumerate(lines):
         features, at50, at90 = json.loads(line)
         vector = [math.nan if value is None else float(value) for value in features]
-        gap = max(abs(p50(vector) - at50), abs(p90(vector) - at90))
-        worst = gap if gap > worst or gap != gap else worst
+        for gap in (abs(p50(vector) - at50), abs(p90(vector) - at90)):
+            if gap != gap:  # no comparison below would notice
+                return math.inf
+            worst = max(worst, gap)
         if index % 8 == 7:
             pause()
     return worst

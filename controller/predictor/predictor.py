@@ -56,8 +56,9 @@ class LengthPredictor:
     """Predicts output tokens from keyed history, a learned quantile model and the usual length, in that order.
 
     All methods are for one thread (the event loop's) and none of them waits. `clock` is monotonic seconds, `hour`
-    the local hour of day. `trainer` None means that nothing is learned beyond history; by default a training process
-    is started when one is due, provided scikit-learn is installed (extra `predictor`).
+    the local hour of day, `timer` seconds to measure its own cost with. By default a training process is started
+    when one is due, provided scikit-learn is installed (extra `predictor`); with `learn` off there is only history,
+    and whatever model was restored.
     """
 
     def __init__(
@@ -65,11 +66,13 @@ class LengthPredictor:
         *,
         clock: Callable[[], float] = time.monotonic,
         hour: Callable[[], float] = lambda: time.localtime().tm_hour,
+        timer: Callable[[], float] = time.perf_counter,
         learn: bool = True,
         trainer: Trainer | None = None,
     ) -> None:
         self._clock = clock
         self._hour = hour
+        self._timer = timer
         self._scale = Scale()
         self._levels = Levels()
         self._history = History()
@@ -216,7 +219,7 @@ class LengthPredictor:
             return
         if not self._breaker.allow():
             return
-        started = time.perf_counter()
+        started = self._timer()
         try:
             features = lexical(text)
             features += request(params, prompt_tokens, evidence.max_tokens, self._hour())
@@ -236,7 +239,7 @@ class LengthPredictor:
             self._breaker.failed()
             self._failed("the learned model", error)
         else:
-            self._breaker.took(time.perf_counter() - started)
+            self._breaker.took(self._timer() - started)
 
     def _answer(self, evidence: Evidence) -> Prediction:
         """Blend the steps of the ladder, correct the ninth decile, cap."""

@@ -8,7 +8,7 @@ outcomes stands for all of its stratum in that span, hence weight 1/span.
 from __future__ import annotations
 
 from array import array
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -52,6 +52,8 @@ class Reservoir:
         self._overflowed: set[tuple[str, int]] = set()
         self._faded: dict[str, int] = {}
         self._size = 0
+        self.groups: Counter[tuple[str, str]] = Counter()
+        """Rows kept per (model, tenant)."""
         self.seen = 0
         """Outcomes taken in since the start."""
 
@@ -67,9 +69,10 @@ class Reservoir:
         if stratum is None:
             stratum = self._strata[key] = deque(maxlen=self._per_stratum)
         if len(stratum) == self._per_stratum:
+            self._leave(stratum[0])
             self._overflowed.add(key)
-        else:
-            self._size += 1
+        self._size += 1
+        self.groups[model, tenant] += 1
         stratum.append(Row(self.seen, at, model, tenant, array("d", features).tobytes(), tokens, censored))
         self.seen += 1
         if self._size > self._capacity:
@@ -93,6 +96,12 @@ class Reservoir:
 
     def _shrink(self) -> None:
         key = max(self._strata, key=lambda name: len(self._strata[name]))
-        self._strata[key].popleft()
+        self._leave(self._strata[key].popleft())
         self._overflowed.add(key)
+
+    def _leave(self, row: Row) -> None:
         self._size -= 1
+        group = row.model, row.tenant
+        self.groups[group] -= 1
+        if not self.groups[group]:
+            del self.groups[group]

@@ -31,6 +31,15 @@ __all__ = ["Job", "Rejected", "Running", "Trainer", "TrainingProcess", "pack", "
 
 log = logging.getLogger("trimtab.predictor")
 
+MAX_GROUPS = 128
+"""(model, tenant) pairs with a scale of their own in training; more would keep the event loop too long."""
+
+COMMAND = (
+    sys.executable,
+    "-c",
+    "import sys; from controller.predictor.worker import main; sys.exit(main(sys.stdin.buffer, sys.stdout.buffer))",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
@@ -127,11 +136,13 @@ class Trainer:
             return self._finish(now)
         if self._due(now):
             strata = self._reservoir.snapshot()
-            rows = Counter((row.model, row.tenant) for stratum in strata for row in stratum.rows)
-            for (model, tenant), count in list(rows.items()):
+            rows: Counter[tuple[str, str]] = Counter()
+            for (model, tenant), count in self._reservoir.groups.items():
+                rows[model, ""] += count
                 if tenant:
-                    rows[model, ""] += count
-            groups = [(*group, *scales(*group), count) for group, count in rows.items()]
+                    rows[model, tenant] += count
+            # Tenants beyond the largest groups are trained on at their model's scale.
+            groups = [(*group, *scales(*group), count) for group, count in rows.most_common(MAX_GROUPS)]
             before = now - self._durations.quantile(0.99)
             job = Job(self.names, strata, before, groups, incumbent, self._limit_s, self.trainings)
             self.trainings += 1
@@ -189,7 +200,7 @@ class TrainingProcess:
 
     def __init__(self, job: Job, *, command: Sequence[str] | None = None) -> None:
         self._job = job
-        self._command = command or (sys.executable, "-m", "controller.predictor.worker")
+        self._command = command or COMMAND
         self._process: subprocess.Popen[bytes] | None = None
         self._result: LengthModel | Rejected | None = None
         self._cancelled = threading.Event()
@@ -207,6 +218,7 @@ class TrainingProcess:
             self._process.kill()
 
     def _run(self) -> None:
+        self._pause()  # first of all give the lock back to whoever started this
         try:
             self._result = self._train()
         except (OSError, ValueError, EnsembleError) as error:
@@ -257,7 +269,9 @@ def pack(job: Job, pause: Callable[[], None]) -> tuple[bytes, int]:
     for stratum in job.strata:
         for index, row in enumerate(stratum.rows):
             if row.at < job.before:
-                group = place[row.model, row.tenant]
+                group = place.get((row.model, row.tenant), place.get((row.model, "")))
+                if group is None:
+                    continue
                 weight = stratum.weight * (FADED if row.seq < stratum.faded else 1.0)
                 pieces += (row.features, extra.pack(row.tokens, row.censored, row.seq, group, weight))
             if index % 200 == 199:

@@ -1,7 +1,5 @@
 """The training process: rows of doubles in on stdin, a model as lines of numbers out on stdout.
 
-    python -m controller.predictor.worker
-
 It runs at the lowest priority, under a CPU limit of its own, on one thread, and knows nothing of the proxy. Input is
 one JSON header line, then `rows` rows of little-endian doubles in the header's `columns`, then the lines of the model
 in service, if any. Output is a model, or one JSON line `{"rejected": why}`.
@@ -154,7 +152,3 @@ def _lower(nice: int, cpu_s: int) -> None:
 
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.stdin.buffer, sys.stdout.buffer))

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import json
+import logging
 import math
+import random
 import subprocess
 import sys
 
@@ -8,7 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import controller.predictor.predictor as facade
 from controller.predictor import LengthPredictor, Source
+from controller.predictor.model import parse_model
+from controller.predictor.predictor import FEATURES
+
+from .support import LONG, SHORT, Clock, Never, constant_model, make
+from .support import serve as traffic
 
 
 def serve(predictor: LengthPredictor, tokens: int, finish: str | None = "stop", **request: object) -> None:
@@ -22,12 +31,12 @@ def test_importing_the_facade_loads_neither_numpy_nor_sklearn() -> None:
 
 
 def test_a_cold_predictor_answers_the_prior_within_max_tokens() -> None:
-    prediction = LengthPredictor().predict(model="m", text="hello", max_tokens=40)
+    prediction = LengthPredictor(learn=False).predict(model="m", text="hello", max_tokens=40)
     assert (prediction.p50, prediction.p90, prediction.source) == (40, 40, Source.PRIOR)
 
 
 def test_the_usual_length_of_a_model_is_learned() -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     for index in range(60):
         serve(predictor, 1000 + index % 7, text=f"{index} something else entirely")
     prediction = predictor.predict(model="m", text="never seen")
@@ -36,7 +45,7 @@ def test_the_usual_length_of_a_model_is_learned() -> None:
 
 
 def test_the_same_prompt_again_gets_its_own_length() -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     for index in range(60):
         serve(predictor, 1000, text=f"{index} filler")
     for _ in range(3):
@@ -50,7 +59,7 @@ def test_a_template_is_recognised_by_system_prompt_group_or_opening() -> None:
     system = {"messages": [{"role": "system", "content": "You classify."}, {"role": "user", "content": "x"}]}
     opening = "Classify the following ticket into one of these classes: "
     for request in ({"params": system}, {"prefix_group": 7}, {"text": opening}):
-        predictor = LengthPredictor()
+        predictor = LengthPredictor(learn=False)
         for index in range(40):
             serve(predictor, 900, text=f"{index} filler")
             varied = {**request, "text": f"{request.get('text', '')}{index} ticket text"}
@@ -62,7 +71,7 @@ def test_a_template_is_recognised_by_system_prompt_group_or_opening() -> None:
 
 @pytest.mark.parametrize("finish", ["abort", "cancelled", "error"])
 def test_aborted_answers_teach_nothing(finish: str) -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     before = predictor.predict(model="m", text="a")
     for _ in range(30):
         serve(predictor, 1, finish, text="a")
@@ -70,7 +79,7 @@ def test_aborted_answers_teach_nothing(finish: str) -> None:
 
 
 def test_an_outcome_counts_once() -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     prediction = predictor.predict(model="m", text="a")
     for _ in range(5):
         predictor.observe(prediction, 10, "stop")
@@ -78,7 +87,7 @@ def test_an_outcome_counts_once() -> None:
 
 
 def test_answers_cut_short_do_not_pull_the_length_down() -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     for index in range(100):
         serve(predictor, 800, text=f"{index} filler")
     before = predictor.predict(model="m", text="q").p50
@@ -88,7 +97,7 @@ def test_answers_cut_short_do_not_pull_the_length_down() -> None:
 
 
 def test_the_ninth_decile_holds_nine_times_in_ten_after_correction() -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     state, held = 1, 0
     for index in range(3000):
         state = state * 48271 % 2147483647
@@ -109,7 +118,7 @@ def test_the_ninth_decile_holds_nine_times_in_ten_after_correction() -> None:
 def test_any_request_gets_finite_ordered_numbers_within_its_bound(
     text: str, max_tokens: int | None, params: dict[str, object] | None, outcomes: list[int]
 ) -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     for tokens in [*outcomes, 1]:
         prediction = predictor.predict(model="m", text=text, max_tokens=max_tokens, params=params)
         assert 0 <= prediction.p50 <= prediction.p90 < math.inf
@@ -120,7 +129,7 @@ def test_any_request_gets_finite_ordered_numbers_within_its_bound(
 
 
 def test_nonsense_never_raises() -> None:
-    predictor = LengthPredictor()
+    predictor = LengthPredictor(learn=False)
     for request in (
         {"text": None},
         {"params": 5},
@@ -133,3 +142,154 @@ def test_nonsense_never_raises() -> None:
         prediction = predictor.predict(**{"model": "m", "text": "t", **request})  # type: ignore[arg-type]
         predictor.observe(prediction, 10, "stop")
         assert math.isfinite(prediction.p90)
+
+
+def trained() -> tuple[LengthPredictor, Clock]:
+    clock = Clock()
+    predictor = make(clock, min_rows=400, rows=10**9)
+    traffic(predictor, clock, 402, rng=random.Random(10))
+    assert predictor.calibration()["model"] is not None
+    return predictor, clock
+
+
+def test_what_was_learned_of_prompts_shows_in_new_ones() -> None:
+    predictor, _ = trained()
+    short = predictor.predict(model="m", route="chat", text=SHORT.format(123456789), prompt_tokens=12)
+    long = predictor.predict(model="m", route="chat", text=LONG.format(123456789), prompt_tokens=12)
+    assert short.source is long.source is Source.BOOSTED
+    assert short.p50 < 10 < 300 < long.p50
+
+
+def test_a_model_never_seen_gets_the_learned_order_at_once_and_its_scale_soon() -> None:
+    predictor, clock = trained()
+    before = predictor.predict(model="new", route="chat", text=LONG.format(123456789), prompt_tokens=12).p50
+    traffic(predictor, clock, 50, rng=random.Random(11), model="new", factor=0.3)
+    short = predictor.predict(model="new", route="chat", text=SHORT.format(123456789), prompt_tokens=12).p50
+    long = predictor.predict(model="new", route="chat", text=LONG.format(123456789), prompt_tokens=12).p50
+    assert short < long < 0.6 * before
+    assert predictor.predict(model="m", route="chat", text=LONG.format(123456789), prompt_tokens=12).p50 > 300
+
+
+def test_a_restart_forgets_nothing_that_matters() -> None:
+    predictor, _ = trained()
+    copy = LengthPredictor(clock=Clock(), hour=lambda: 12.0, learn=False)
+    assert copy.restore(json.loads(json.dumps(predictor.state())))
+    for text in (SHORT.format(7), LONG.format(8)):
+        request = {"model": "m", "route": "chat", "text": text, "prompt_tokens": 12}
+        assert copy.predict(**request) == predictor.predict(**request)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"version": 99},
+        {"scale": None},
+        {"history": {"tracks": [["zz", 1, 1, []]], "spread": {}}},
+        {"conformal": {}},
+        {"model": ["nonsense"]},
+        {"model": 5},
+    ],
+)
+def test_a_state_that_is_not_sound_changes_nothing(spoil: dict[str, object]) -> None:
+    predictor = LengthPredictor(learn=False)
+    serve(predictor, 50, text="a")
+    before = predictor.state()
+    assert not predictor.restore({**before, **spoil})
+    assert predictor.state() == before
+
+
+class Broken:
+    """A learned model that answers whatever it is told to."""
+
+    def __init__(self, answer: float | Exception) -> None:
+        self.answer = answer
+        self.calls = 0
+
+    def __call__(self, x: object) -> float:
+        self.calls += 1
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def with_model(clock: Clock, score: Broken, timer: object = None) -> LengthPredictor:
+    predictor = make(clock, Never, min_rows=10**9)
+    model = parse_model(constant_model(1.0, 2.0), names=FEATURES)
+    object.__setattr__(model, "p50", score)
+    predictor._model = model
+    if timer is not None:
+        predictor._timer = timer  # type: ignore[assignment]
+    return predictor
+
+
+@pytest.mark.parametrize(
+    "answer", [math.nan, math.inf, -math.inf, 1e300, ValueError("broken"), ZeroDivisionError(), RecursionError()]
+)
+def test_a_learned_model_that_breaks_is_passed_over_and_then_left_alone(answer: float | Exception) -> None:
+    score = Broken(answer)
+    predictor = with_model(Clock(), score)
+    for _ in range(20):
+        serve(predictor, 50, text=f"{score.calls} prompts")
+    prediction = predictor.predict(model="m", text="anything")
+    assert prediction.source in (Source.MODEL, Source.PRIOR)
+    assert 0 < prediction.p50 <= prediction.p90 < math.inf
+    assert score.calls == 3  # two strikes each, then it rests
+    assert predictor.calibration()["trips"] == 1
+
+
+def test_a_learned_model_that_is_late_is_left_out_for_a_while() -> None:
+    ticks = iter(range(10**6))
+    score = Broken(1.0)
+    predictor = with_model(Clock(), score, lambda: float(next(ticks)))
+    for index in range(100):
+        predictor.predict(model="m", text=f"{index}")
+    assert score.calls == 6
+
+
+def test_a_learned_model_worse_than_the_usual_length_is_not_listened_to() -> None:
+    predictor = with_model(Clock(), Broken(3.5))
+    for index in range(300):
+        serve(predictor, 100 if index % 2 else 120, text=f"{index}", route=f"{index}")
+    assert predictor.calibration()["demoted"] in (["m"], [])
+    prediction = predictor.predict(model="m", text="next")
+    assert 50 < prediction.p50 < 200
+
+
+def test_a_training_that_never_ends_holds_nobody_up() -> None:
+    clock = Clock()
+    predictor = make(clock, Never, min_rows=50)
+    traffic(predictor, clock, 200, rng=random.Random(12))
+    assert predictor.calibration()["trainer"]["training"]
+    assert predictor.predict(model="m", text="x").source is Source.MODEL
+    assert predictor.failures == 0
+
+
+def test_an_exception_inside_costs_precision_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    predictor = LengthPredictor(learn=False)
+    predictor._history.blend = None  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(100):
+            serve(predictor, 50, text="x", max_tokens=60)
+    assert predictor.predict(model="m", text="x", max_tokens=60).p90 == 60
+    assert predictor.failures == 101
+    assert len(caplog.records) == 7  # 1, 2, 4 ... 64
+
+
+def test_without_scikit_learn_it_keeps_to_history_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(facade, "sklearn_installed", lambda: False)
+    with caplog.at_level(logging.INFO):
+        predictor = LengthPredictor()
+        for index in range(400):
+            serve(predictor, 50, text=f"{index}")
+    assert sum("scikit-learn" in record.message for record in caplog.records) == 1
+    assert predictor.calibration()["trainer"] is None
+
+
+def test_lengths_that_change_for_good_are_followed() -> None:
+    predictor, clock = trained()
+    traffic(predictor, clock, 300, rng=random.Random(13), factor=4.0)
+    assert predictor.calibration()["drifts"] >= 1
+    prediction = predictor.predict(model="m", route="chat", text=LONG.format(123456789), prompt_tokens=12)
+    assert prediction.p50 > 1500
