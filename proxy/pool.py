@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Hashable
 from functools import partial
 from itertools import islice
@@ -19,6 +20,7 @@ from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
 from proxy.merging import MergeRun
 from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
+from proxy.profile import load_profile
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.slots import MergeSlots
 from proxy.ticket import Ticket
@@ -26,9 +28,12 @@ from proxy.turn import Answer, MergeTurn, Turn
 from proxy.upstream.build import build_group
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.group import Group
-from proxy.wire.base import Call
+from proxy.upstream.probe import Prober
+from proxy.wire.base import Call, Route
 
 __all__ = ["Pool", "controller_for"]
+
+log = logging.getLogger("trimtab.proxy")
 
 
 def controller_for(config: PoolConfig, now: float) -> PoolController:
@@ -95,6 +100,12 @@ class Pool:
         self._items_inflight = 0
         self._tokens_inflight = 0.0
         self.draining = False
+        self._prober = Prober(
+            self.group.endpoints,
+            interval_s=config.health.interval_ms / 1000.0,
+            timeout_s=config.health.timeout_ms / 1000.0,
+            on_change=self._health_changed,
+        )
 
     @property
     def config(self) -> PoolConfig:
@@ -106,8 +117,8 @@ class Pool:
         self._config = config
         self.any_model = "*" in config.match.models
         """Whether it takes requests whatever model they name."""
-        self.merges = config.dispatch in ("merge", "auto")
-        self._merge_generating = config.dispatch == "merge"
+        self._profiles = tuple(load_profile(upstream.profile) for upstream in config.upstreams)
+        self._merged_routes: dict[str, bool] = {}
 
     # -- what is going on ----------------------------------------------------------------------------------
 
@@ -171,7 +182,21 @@ class Pool:
 
     def mergeable(self, call: Call) -> bool:
         """Whether `call` is to share upstream calls with others."""
-        return self.merges and call.compat_key is not None and (self._merge_generating or not call.route.generates)
+        if call.compat_key is None:
+            return False
+        merged = self._merged_routes.get(call.route.name)
+        if merged is None:
+            merged = self._merged_routes[call.route.name] = self._merges(call.route)
+        return merged
+
+    def _merges(self, route: Route) -> bool:
+        """Whether the proxy makes the batches for `route`: as configured, else as every upstream would have it."""
+        if self._config.dispatch != "auto":
+            return self._config.dispatch == "merge"
+        return all(
+            route.auto_merge if profile.name == "auto" else profile.dispatch_for(route.name) == "merge"
+            for profile in self._profiles
+        )
 
     def unqueued(self) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
@@ -244,11 +269,13 @@ class Pool:
 
     def close(self) -> None:
         """Turn away whoever still waits and close what is idle."""
+        self._prober.stop()
         self.queue.drop_all(Drop.CLOSED)
         self.group.close()
 
     def abort(self) -> None:
         """Close everything now."""
+        self._prober.stop()
         self.queue.drop_all(Drop.CLOSED)
         for run in tuple(self._runs):
             run.cancel()
@@ -258,6 +285,10 @@ class Pool:
     def busy(self) -> bool:
         """Whether anybody waits or is being served."""
         return bool(len(self.queue) or self.leases.held)
+
+    def _health_changed(self, endpoint: Endpoint) -> None:
+        log.warning("pool %s: upstream %s is %s", self.name, endpoint.name, endpoint.state(self._clock.now()).value)
+        self.knobs_changed()
 
     # -- inside --------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from proxy.config.model import PoolConfig, UpstreamConfig
+from proxy.profile import load_profile
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint, HealthRules
@@ -16,6 +17,9 @@ from proxy.upstream.retry import RetryBudget
 from proxy.upstream.routing import LeastWork
 
 __all__ = ["build_group"]
+
+_IDLE_SHARE = 0.8
+"""Our idle connections are closed after this share of the server's own limit, so that it never does it first."""
 
 
 def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: None) -> Group:
@@ -38,15 +42,18 @@ def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: No
 def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
     address = Address.of(upstream.url)
     health, connections = config.health, config.connections
+    profile = load_profile(upstream.profile)
+    idle_s = connections.idle_ms / 1000.0
+    if profile.keepalive_s is not None:
+        idle_s = min(idle_s, _IDLE_SHARE * profile.keepalive_s)
     return Endpoint(
         address,
-        ConnectionPool(
-            asyncio.get_running_loop(), address, limit=connections.max, idle_s=connections.idle_ms / 1000.0
-        ),
+        ConnectionPool(asyncio.get_running_loop(), address, limit=connections.max, idle_s=idle_s),
         weight=upstream.weight,
         profile=upstream.profile,
         model=upstream.model,
         api_key=None if upstream.api_key is None else upstream.api_key.get_secret_value().encode(),
+        health_path=health.path or profile.health.path,
         rules=HealthRules(
             eject_after=health.eject_after,
             eject_s=health.eject_ms / 1000.0,

@@ -147,6 +147,11 @@ class Connection(asyncio.Protocol):
             if not self.transport.is_closing():
                 self.transport.resume_reading()
 
+    def leave(self) -> None:
+        """Go back to rest without having carried anything."""
+        if self.usable:
+            self._on_free(self)
+
     def abort(self) -> None:
         """Close at once, whatever is under way. The exchange hears nothing more."""
         self._exchange = None

@@ -58,6 +58,7 @@ class Endpoint:
         "ejected_until",
         "failure_rate",
         "failures_in_row",
+        "health_path",
         "host_line",
         "inflight",
         "model",
@@ -80,6 +81,7 @@ class Endpoint:
         profile: str = "auto",
         model: str | None = None,
         api_key: bytes | None = None,
+        health_path: str | None = None,
         rules: HealthRules | None = None,
     ) -> None:
         self.address = address
@@ -91,6 +93,8 @@ class Endpoint:
         """Model name to send instead of the caller's; None keeps it."""
         self.api_key = api_key
         """Bearer token to send instead of the caller's; None passes the caller's on."""
+        self.health_path = health_path
+        """Probed with GET; None where only connecting tells."""
         self.host_line = b" HTTP/1.1\r\nHost: %b\r\n" % address.authority
         self._rules = rules or HealthRules()
         self.inflight = 0
@@ -210,13 +214,16 @@ class Endpoint:
         wait = self._overload_s if retry_after_s is None else min(_MAX_OVERLOAD_S, max(0.1, retry_after_s))
         self.overloaded_until = now + wait
 
-    def probed(self, ok: bool) -> bool:
-        """Take in one health check. Returns whether the endpoint went up or down by it."""
+    def probed(self, ok: bool, *, proven: bool = True) -> bool:
+        """Take in one health check. Returns whether the endpoint went up or down by it.
+
+        `proven` says whether a good one shows that requests are answered, so that an ejection may end early.
+        """
         if ok:
             self.proven = True
             self._probes_bad = 0
             self._probes_good += 1
-            if self.failures_in_row >= self._rules.eject_after:
+            if proven and self.failures_in_row >= self._rules.eject_after:
                 self.ejected_until = 0.0
             if self.down and self._probes_good >= self._rules.healthy_after:
                 self.down = False
