@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _DAY_MS = 86_400_000.0
+_LEAST_MS = 0.001
 
 
 class _Out(BaseModel):
@@ -41,12 +42,14 @@ class _Out(BaseModel):
 class SloPatch(Section):
     """Targets to change; those left out stay, null takes one away (JSON merge patch, RFC 7396)."""
 
-    ttft_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Arrival to the first token.")
+    ttft_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Arrival to the first token.")
     tpot_ms: float | None = Field(
-        default=None, gt=0.0, le=_DAY_MS, description="Mean per output token after the first."
+        default=None, ge=_LEAST_MS, le=_DAY_MS, description="Mean per output token after the first."
     )
-    e2e_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Arrival to the end of the answer.")
-    queue_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Wait in the proxy's queue.")
+    e2e_ms: float | None = Field(
+        default=None, ge=_LEAST_MS, le=_DAY_MS, description="Arrival to the end of the answer."
+    )
+    queue_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Wait in the proxy's queue.")
     quantile: float = Field(
         default=0.99, ge=0.5, lt=1.0, description="Share of requests that must meet every target."
     )

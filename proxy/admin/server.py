@@ -72,7 +72,8 @@ class AdminServer:
     """Serves the admin API on a socket that was bound beforehand, so that a taken port is known at once."""
 
     def __init__(self, operator: Operator, config: AdminConfig) -> None:
-        self._runner = web.AppRunner(make_app(operator, config), access_log=None, shutdown_timeout=1.0)
+        app = make_app(operator, config)
+        self._runner = web.AppRunner(app, access_log=None, logger=_wire_log(), shutdown_timeout=1.0)
 
     async def start(self, sock: socket.socket) -> None:
         """Begin to answer."""
@@ -82,3 +83,10 @@ class AdminServer:
     async def stop(self) -> None:
         """Stop listening and close every connection."""
         await self._runner.cleanup()
+
+
+def _wire_log() -> logging.Logger:
+    """Return a logger that keeps still about malformed requests: anybody could fill the log with them."""
+    logger = logging.getLogger("trimtab.admin.wire")
+    logger.setLevel(logging.CRITICAL)
+    return logger

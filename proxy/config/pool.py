@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 _DAY_MS = 86_400_000.0
+_LEAST_MS = 0.001
 _START_BATCH_SIZE = 16
 _START_WINDOW_MS = 5.0
 
@@ -74,12 +75,14 @@ class UpstreamConfig(Section):
 class SloConfig(Section):
     """The promise: each target holds for `quantile` of the admitted requests. No target, no promise."""
 
-    ttft_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Arrival to the first token.")
+    ttft_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Arrival to the first token.")
     tpot_ms: float | None = Field(
-        default=None, gt=0.0, le=_DAY_MS, description="Mean per output token after the first."
+        default=None, ge=_LEAST_MS, le=_DAY_MS, description="Mean per output token after the first."
     )
-    e2e_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Arrival to the end of the answer.")
-    queue_ms: float | None = Field(default=None, gt=0.0, le=_DAY_MS, description="Wait in the proxy's queue.")
+    e2e_ms: float | None = Field(
+        default=None, ge=_LEAST_MS, le=_DAY_MS, description="Arrival to the end of the answer."
+    )
+    queue_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Wait in the proxy's queue.")
     quantile: float = Field(
         default=0.99, ge=0.5, lt=1.0, description="Share of admitted requests that must meet every target."
     )

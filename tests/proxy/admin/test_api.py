@@ -116,11 +116,11 @@ async def test_decisions_can_be_followed(api: TestClient) -> None:
 
 INVALID = [
     ("slo", {"ttft": 5}, "ttft: unknown key; did you mean ttft_ms?"),
-    ("slo", {"ttft_ms": 0}, "ttft_ms: got 0; accepted: a number above 0 to 86400000 (milliseconds)"),
-    ("slo", {"ttft_ms": "5"}, "ttft_ms: got '5'; accepted: a number above 0 to 86400000 (milliseconds)"),
+    ("slo", {"ttft_ms": 0}, "ttft_ms: got 0; accepted: a number from 0.001 to 86400000 (milliseconds)"),
+    ("slo", {"ttft_ms": "5"}, "ttft_ms: got '5'; accepted: a number from 0.001 to 86400000 (milliseconds)"),
     ("slo", {"quantile": 1}, "quantile: got 1; accepted: a number from 0.5 below 1"),
     ("slo", {"quantile": None}, "quantile: got nothing; accepted: a number from 0.5 below 1"),
-    ("slo", {"ttft_ms": True}, "ttft_ms: got true; accepted: a number above 0 to 86400000 (milliseconds)"),
+    ("slo", {"ttft_ms": True}, "ttft_ms: got true; accepted: a number from 0.001 to 86400000 (milliseconds)"),
     (
         "setpoints",
         {"max_batch_size": 65},
@@ -142,6 +142,11 @@ async def test_names_the_field_and_what_it_accepts(
     assert answer["detail"] == detail
     assert answer["errors"][0]["field"] == detail.split(":")[0]
     assert len(operator.pools["chat"].controller.decisions) == 0
+
+
+@pytest.mark.parametrize("least", [5e-324, 1e-9, -0.0])
+async def test_a_target_too_small_to_mean_anything_is_refused(api: TestClient, least: float) -> None:
+    await problem(api, "PATCH", f"{CHAT}/slo", 422, json={"e2e_ms": least})
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ async def test_config_is_yaml(ctl: Ctl) -> None:
         (("show",), "trimtab: which pool? There are chat, embed; choose with --pool\n"),
         (
             ("-p", "chat", "slo", "ttft_ms=0"),
-            "trimtab: ttft_ms: got 0; accepted: a number above 0 to 86400000 (milliseconds)\n",
+            "trimtab: ttft_ms: got 0; accepted: a number from 0.001 to 86400000 (milliseconds)\n",
         ),
         (("-p", "chat", "slo", "ttft_ms"), "trimtab: ttft_ms: write it as key=value\n"),
         (

@@ -273,7 +273,7 @@ def test_all_problems_are_reported_in_the_order_of_the_file(tmp_path: Path) -> N
         ({"TRIMTAB_ADMIN__PRT": "1"}, "TRIMTAB_ADMIN__PRT: admin.prt: unknown key; did you mean port?"),
         (
             {"TRIMTAB_SLO__TTFT_MS": "fast"},
-            "TRIMTAB_SLO__TTFT_MS: slo.ttft_ms: got 'fast'; accepted: a number above 0 to 86400000 (milliseconds)",
+            "TRIMTAB_SLO__TTFT_MS: slo.ttft_ms: got 'fast'; accepted: a number from 0.001 to 86400000 (milliseconds)",
         ),
         (
             {"TRIMTAB_POOLS__CHAT__DEPTH": "2"},
