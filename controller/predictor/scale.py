@@ -18,6 +18,9 @@ __all__ = ["Constants", "Levels", "Scale", "SortedWindow"]
 PRIOR_P50, PRIOR_P90 = 128.0, 512.0
 """Tokens. Before anything was seen; near the medians of public chat traces (129 to 350, p90 424 to 597)."""
 
+KEPT = 128
+"""Outcomes per group, and groups, that outlive a restart."""
+
 
 class SortedWindow:
     """The newest `size` numbers, with exact quantiles. O(log n) to search, one memmove to insert."""
@@ -114,9 +117,8 @@ class Scale:
                 self._groups[key] = SortedWindow(self._window, group.values()[-keep:])
 
     def state(self) -> dict[str, Any]:
-        """Return a JSON-ready copy."""
-        groups = [[model, tenant, group.values()] for (model, tenant), group in self._groups.items()]
-        return {"all": self._all.values(), "groups": groups}
+        """Return a JSON-ready copy: the newest KEPT outcomes of the most recently used KEPT groups."""
+        return {"all": self._all.values()[-KEPT:], "groups": _newest(self._groups)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over `state`. Raises ValueError, TypeError or KeyError when it is not one."""
@@ -177,14 +179,18 @@ class Levels:
         self._groups.clear()
 
     def state(self) -> list[Any]:
-        """Return a JSON-ready copy."""
-        return [[model, tenant, group.values()] for (model, tenant), group in self._groups.items()]
+        """Return a JSON-ready copy: the newest KEPT residuals of the most recently used KEPT groups."""
+        return _newest(self._groups)
 
     def restore(self, state: Iterable[Any]) -> None:
         """Take over `state`. Raises ValueError or TypeError when it is not one."""
         self._groups = OrderedDict(
             ((str(m), str(t)), SortedWindow(self._window, map(float, values))) for m, t, values in state
         )
+
+
+def _newest(groups: OrderedDict[tuple[str, str], SortedWindow]) -> list[Any]:
+    return [[model, tenant, group.values()[-KEPT:]] for (model, tenant), group in list(groups.items())[-KEPT:]]
 
 
 def _window(
