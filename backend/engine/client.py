@@ -54,6 +54,7 @@ class EngineClient:
         self._writer = writer
         self._max_open = max_open
         self._streams: dict[str, _Stream] = {}
+        self._wire_ids: dict[str, str] = {}
         self._embeddings: dict[int, asyncio.Future[list[list[float]]]] = {}
         self._jobs = 0
         self._sent = 0
@@ -103,7 +104,7 @@ class EngineClient:
         carries `usage`. Raises RequestRefused when it can never be served, EngineOverloaded when too many are
         open, EngineDied when the engine is gone or goes meanwhile.
         """
-        stream = self._open(request)
+        stream = self._open_stream(request)
         try:
             if self._writer.transport.get_write_buffer_size() > _DRAIN_ABOVE:
                 await self._writer.drain()
@@ -111,14 +112,15 @@ class EngineClient:
                 for delta in await stream.take():
                     yield delta
         finally:
-            self._streams.pop(request.id, None)
+            del self._streams[stream.wire_id]
+            del self._wire_ids[request.id]
             if not stream.over:
-                self._send((Kind.ABORT, request.id))
+                self._send((Kind.ABORT, stream.wire_id))
 
     async def abort(self, request_id: str) -> None:
         """End a request early, in whatever state it is; its iterator ends with finish_reason "abort"."""
-        if request_id in self._streams:
-            self._send((Kind.ABORT, request_id))
+        if request_id in self._wire_ids:
+            self._send((Kind.ABORT, self._wire_ids[request_id]))
 
     async def stats(self) -> EngineStats:
         """Return the engine's account as of its last step, plus what is still on the way to it. Never blocks."""
@@ -157,18 +159,24 @@ class EngineClient:
         await _reap(self._process, grace_s)
         await self._closed.wait()
 
-    def _open(self, request: GenerationRequest) -> _Stream:
+    def _open_stream(self, request: GenerationRequest) -> _Stream:
+        """Submit `request` under an id that was never used before.
+
+        Deltas of an abandoned request may still be on their way when its id is used again.
+        """
         if self._death is not None:
             raise self._death
         if self._closing:
             raise EngineDied("the engine is shutting down")
-        if request.id in self._streams:
+        if request.id in self._wire_ids:
             raise RequestRefused(f"a request with the id {request.id!r} is already running")
         if len(self._streams) >= self._max_open:
             raise EngineOverloaded(f"the engine already has {self._max_open} requests")
-        stream = self._streams[request.id] = _Stream(request.n)
         self._sent += 1
-        self._send((Kind.GENERATE, request))
+        wire_id = f"{request.id}#{self._sent}"
+        self._wire_ids[request.id] = wire_id
+        stream = self._streams[wire_id] = _Stream(request.id, wire_id, request.n)
+        self._send((Kind.GENERATE, replace(request, id=wire_id)))
         return stream
 
     def _send(self, frame: ipc.Frame) -> None:
@@ -203,7 +211,7 @@ class EngineClient:
             for packed in frame[1]:
                 stream = self._streams.get(packed[0])
                 if stream is not None:  # else its iterator was closed while the delta was on its way
-                    stream.put(ipc.unpack_delta(packed))
+                    stream.put(ipc.unpack_delta((stream.request_id, *packed[1:])))
         elif kind == Kind.REFUSED:
             stream = self._streams.get(frame[1])
             if stream is not None:
@@ -228,9 +236,11 @@ class EngineClient:
 class _Stream:
     """What came for one request and has not been taken yet."""
 
-    __slots__ = ("_error", "_pending", "_unfinished", "_waiter")
+    __slots__ = ("_error", "_pending", "_unfinished", "_waiter", "request_id", "wire_id")
 
-    def __init__(self, choices: int) -> None:
+    def __init__(self, request_id: str, wire_id: str, choices: int) -> None:
+        self.request_id = request_id
+        self.wire_id = wire_id
         self._pending: list[Delta] = []
         self._unfinished = choices
         self._error: EngineError | None = None

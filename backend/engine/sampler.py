@@ -22,6 +22,8 @@ __all__ = ["Draw", "Grammar", "Sampled", "Sampler", "SamplingState", "uniform"]
 
 CANDIDATES = 512
 """How many of a row's most probable tokens are looked at before sorting all of them."""
+COLDEST = 1e-6
+"""Lower temperatures than this would be 0 in float32; only 0 itself is greedy."""
 
 
 class Grammar(Protocol):
@@ -158,7 +160,7 @@ class Sampler:
             states=list(states),
             greedy=[row for row, state in enumerate(states) if state.greedy],
             random=random,
-            temperature=column([p.temperature for p in params]),
+            temperature=column([max(p.temperature, COLDEST) for p in params]),
             top_k=column([min(p.top_k, self._vocab_size) for p in params], torch.int64),
             top_p=column([p.top_p for p in params]),
             min_p=column([p.min_p for p in params]),

@@ -157,6 +157,16 @@ async def test_the_same_id_twice_is_refused_and_does_not_disturb_the_first(clien
     assert len([delta async for delta in first]) == 5
 
 
+async def test_an_id_that_is_used_again_at_once_gets_nothing_of_its_former_owner(client: EngineClient) -> None:
+    for i in range(20):
+        async with aclosing(client.generate(request("again", [i, 2], FOREVER))) as deltas:
+            async for _ in deltas:
+                break
+        tokens, last = await collect(client, request("again", [i, 3]))
+        assert tokens == {0: greedy([i, 3], 6)}
+        assert last.request_id == "again"
+
+
 async def test_more_requests_than_the_engine_takes_are_turned_away_and_none_hangs() -> None:
     async with engine(max_waiting=2, max_num_seqs=2) as client:
         results = await within(

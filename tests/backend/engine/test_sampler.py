@@ -122,9 +122,10 @@ def test_temperature_sharpens_and_flattens() -> None:
     assert hot[1] > 120
 
 
-def test_the_smallest_temperatures_neither_overflow_nor_fail() -> None:
+@pytest.mark.parametrize("temperature", [1e-6, 1e-50])
+def test_the_smallest_temperatures_neither_overflow_nor_fail(temperature: float) -> None:
     logits = row({0: 300.0, 1: 299.0}, rest=-300.0)
-    assert set(support(logits, SamplingParams(temperature=1e-6), draws=50)) == {0}
+    assert set(support(logits, SamplingParams(temperature=temperature), draws=50)) == {0}
 
 
 # -- filters -------------------------------------------------------------------------------------------------
