@@ -31,7 +31,6 @@ from proxy.reload import compare, keeps_controller, needs_new_pool
 from proxy.server import DataServer, ServerLimits
 from proxy.state import restore, restored_config
 from proxy.traffic import Traffic
-from proxy.upstream.probing import Prober
 
 __all__ = ["Proxy"]
 
@@ -62,7 +61,7 @@ class Proxy:
         self.metrics = Metrics(config.pools)
         self._reread = reread or (lambda: self.config)
         self._reloading = asyncio.Lock()
-        self.traffic = Traffic(self.metrics)
+        self.traffic = Traffic(self.metrics, config.log)
         self._pools: dict[str, Pool] = {}
         self.keeper = Keeper(config.state, self.traffic, lambda: self._pools.values(), self.clock)
         self._pools = {pool.name: self._resume(pool) for pool in config.pools}
@@ -79,7 +78,6 @@ class Proxy:
         self.expiry = Expiry(self.clock, lambda: self._pools, self.decided)
         self.admin = AdminServer(self, config.admin)
         self._ticks: dict[str, Timer] = {}
-        self._probers: dict[Pool, Prober] = {}
         self._retiring: set[asyncio.Task[None]] = set()
         self._delay_timer: asyncio.TimerHandle | None = None
         self._started = False
@@ -95,7 +93,7 @@ class Proxy:
         await self.data.start_on(data)
         for pool in self._pools.values():
             self._schedule(pool)
-            self._probe(pool)
+            pool.expect_upstreams()
         self._measure_delay(self._loop.time())
         self.keeper.start()
         self._started = True
@@ -136,9 +134,6 @@ class Proxy:
     def _schedule(self, pool: Pool) -> None:
         due = self.clock.now() + pool.config.tick_s
         self._ticks[pool.name] = self.clock.call_at(due, lambda: self._tick(pool))
-
-    def _probe(self, pool: Pool) -> None:
-        self._probers[pool] = Prober(pool.name, pool.group.endpoints, pool.config.health)
 
     def _tick(self, pool: Pool) -> None:
         """Let one pool's controller decide. A law that fails is logged; serving goes on with the setpoints as is."""
@@ -229,7 +224,7 @@ class Proxy:
                 self._schedule(pool)
                 for endpoint in pool.group.endpoints:
                     endpoint.proven = endpoint.name in well
-                self._probe(pool)
+                pool.expect_upstreams()
         for name, pool in old.items():
             if fresh.get(name) is not pool:
                 task = self._loop.create_task(self._retire(pool))
@@ -238,6 +233,7 @@ class Proxy:
         self.config = config.model_copy(update={key: getattr(self.config, key) for key in _FIXED})
         self.generation += 1
         logs.setup(config.log)
+        self.traffic.configure(config.log)
 
     def _follow(self, pool: Pool, before: PoolConfig) -> None:
         """Let a controller take over what changed in the file; what operators set meanwhile stays otherwise."""
@@ -252,7 +248,6 @@ class Proxy:
         """Let a replaced pool finish what it has, then close it."""
         await asyncio.sleep(_RETIRE_AFTER_S)
         pool.drain()
-        self._probers.pop(pool).stop()
         while pool.busy:  # noqa: ASYNC110 - a pool tells nobody when its last request has left
             await asyncio.sleep(_RETIRE_EVERY_S)
         pool.close()
@@ -276,8 +271,6 @@ class Proxy:
             timer.cancel()
         if self._delay_timer is not None:
             self._delay_timer.cancel()
-        for prober in self._probers.values():
-            prober.stop()
         for task in tuple(self._retiring):
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
