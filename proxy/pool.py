@@ -256,10 +256,15 @@ class Pool:
         obs = ticket.observation(self.name, self._clock.now())
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.policy.completed(ticket.job, obs.output_tokens)
-        self.controller.observe(obs)
+        if ticket.queued:
+            self.controller.observe(obs)
         self.hooks.request_finished(obs, ticket.route, ticket.code)
 
     # -- life ----------------------------------------------------------------------------------------------
+
+    def expect_upstreams(self) -> None:
+        """Find out at once which upstreams are there, and soon which come."""
+        self._prober.hurry()
 
     def drain(self) -> None:
         """Hold nobody back for company any more."""

@@ -16,6 +16,8 @@ __all__ = ["Prober", "probe"]
 _SPREAD = 0.1
 """Share of the interval by which rounds are shifted at random, so that proxies do not ask in step."""
 _MAX_ANSWER_BYTES = 1 << 20
+_UNPROVEN_S = 0.25
+"""An upstream that was never seen well is probably starting: look more often, so that readiness comes at once."""
 
 
 async def probe(endpoint: Endpoint, timeout_s: float) -> bool:
@@ -63,18 +65,37 @@ class Prober:
         self._interval_s = interval_s
         self._timeout_s = timeout_s
         self._on_change = on_change
-        self._task = asyncio.get_running_loop().create_task(self._run())
+        self._tasks = [asyncio.get_running_loop().create_task(self._run())]
 
     def stop(self) -> None:
         """Ask no more."""
-        self._task.cancel()
+        for task in self._tasks:
+            task.cancel()
+
+    def hurry(self) -> None:
+        """Look at once, and often, at whoever was never seen well, until everybody was."""
+        self._tasks.append(asyncio.get_running_loop().create_task(self._until_proven()))
 
     async def round(self) -> None:
         """Probe everybody once, at the same time."""
-        answers = await asyncio.gather(*[probe(e, self._timeout_s) for e in self._endpoints])
-        for endpoint, ok in zip(self._endpoints, answers, strict=True):
-            if endpoint.probed(ok, proven=endpoint.health_path is not None):
-                self._on_change(endpoint)
+        for endpoint, ok in await self._ask(self._endpoints):
+            self._take(endpoint, ok)
+
+    async def _ask(self, endpoints: Sequence[Endpoint]) -> list[tuple[Endpoint, bool]]:
+        answers = await asyncio.gather(*[probe(endpoint, self._timeout_s) for endpoint in endpoints])
+        return list(zip(endpoints, answers, strict=True))
+
+    def _take(self, endpoint: Endpoint, ok: bool) -> None:
+        if endpoint.probed(ok, proven=endpoint.health_path is not None):
+            self._on_change(endpoint)
+
+    async def _until_proven(self) -> None:
+        while unproven := [endpoint for endpoint in self._endpoints if not endpoint.proven]:
+            for endpoint, ok in await self._ask(unproven):
+                # Only good news: what is not there yet has not failed, and the rounds count what does.
+                if ok:
+                    self._take(endpoint, ok)
+            await asyncio.sleep(min(self._interval_s, _UNPROVEN_S))
 
     async def _run(self) -> None:
         while True:
