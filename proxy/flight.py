@@ -21,6 +21,7 @@ from proxy.relay import Framing, Relay, chunked_body, cut_short, reset
 from proxy.reply import head_bytes
 from proxy.service import Service
 from proxy.ticket import Ticket
+from proxy.tunnel import Tunnel
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import Failure, UpstreamError
@@ -193,6 +194,7 @@ class Flight:
 
     async def _relayed(self, pool: Pool) -> None:
         """Call and relay without waiting for a slot."""
+        self.ticket.queued = False
         lease = pool.unqueued()
         self.ticket.dispatched = monotonic()
         self.ticket.generation = pool.controller.setpoints.generation
@@ -253,6 +255,9 @@ class Flight:
         elif incoming.complete:
             outgoing.body = incoming.body_now()
             outgoing.replayable = incoming.method in _IDEMPOTENT
+            if incoming.wants_websocket:
+                outgoing.upgrade = b"websocket"
+                outgoing.replayable = False
         else:
             outgoing.upload = incoming
             outgoing.length = incoming.length
@@ -268,7 +273,9 @@ class Flight:
         exchange = await pool.group.call(lease, outgoing, total_deadline=self._until(pool))
         try:
             ticket.upstream = lease.endpoint.name
-            if exchange.ended:
+            if exchange.upgrade_rest is not None:
+                await self._tunnel(exchange)
+            elif exchange.ended:
                 self._whole(exchange)
             else:
                 await self._stream(pool, lease.endpoint, exchange)
@@ -292,6 +299,24 @@ class Flight:
             length, body = None, chunked_body(body, exchange.trailers)
         answer = Answer(exchange.status, exchange.reason, fields.fields, body, fields.has_request_id)
         self._write_answer(answer, body, length)
+
+    async def _tunnel(self, exchange: Exchange) -> None:
+        """Switch protocols and pass bytes both ways until one side closes."""
+        ticket, protocol = self.ticket, self.request.protocol
+        self.close = True
+        upstream = exchange.connection.take_over()
+        tunnel = Tunnel(self.service.loop, protocol, self.incoming.transport, upstream)
+        try:
+            upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+            fields = exchange.fields.fields
+            head = head_bytes(101, exchange.reason, fields, length=None, chunked=False, close=False, extra=[upgrade])
+            self.started = True
+            self.incoming.transport.write(head)
+            ticket.ended(Result.OK, 101)
+            tunnel.start(exchange.upgrade_rest or b"")
+            await tunnel.run(self.request.writer.drain)
+        finally:
+            tunnel.abort()
 
     async def _stream(self, pool: Pool, endpoint: Endpoint, exchange: Exchange) -> None:
         """Relay an answer whose end has not come yet."""

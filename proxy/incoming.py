@@ -125,6 +125,15 @@ class Incoming:
         """Whether the client waits for 100 before it sends the body."""
         return self.http11 and self.fields.get(b"expect") is not None and not self.complete
 
+    @property
+    def wants_websocket(self) -> bool:
+        """Whether the client asks to switch to the WebSocket protocol; no other is passed on."""
+        fields = self.fields
+        upgrade = fields.get(b"upgrade")
+        if upgrade is None or not fields.named or b"upgrade" not in fields.named:
+            return False
+        return self.http11 and self.method == "GET" and upgrade.strip().lower() == b"websocket"
+
     def body_now(self) -> bytes:
         """Return the body, which must be `complete`."""
         data: bytes = self._content.read_nowait(-1)

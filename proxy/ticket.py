@@ -30,6 +30,7 @@ class Ticket:
         "last_byte",
         "output_tokens",
         "prompt_tokens",
+        "queued",
         "result",
         "route",
         "streamed",
@@ -42,6 +43,8 @@ class Ticket:
         self.id = id
         self.arrival = arrival
         self.route = "unknown"
+        self.queued = True
+        """Whether it is work that waits its turn; what does not says nothing about the upstreams' speed."""
         self.klass = "default"
         self.tenant = ""
         self.call: Call | None = None

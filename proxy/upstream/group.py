@@ -162,6 +162,9 @@ class Group:
         except BaseException:
             exchange.abort()
             raise
+        if exchange.upgrade_rest is not None and not outgoing.upgrade:
+            exchange.abort()
+            return UpstreamError(Failure.PROTOCOL, "switched protocols without being asked to")
         return exchange.error
 
     async def _send_upload(self, connection: Connection, exchange: Exchange, outgoing: Outgoing, head: bytes) -> None:

@@ -42,6 +42,7 @@ class Outgoing:
         "method",
         "replayable",
         "target",
+        "upgrade",
         "upload",
     )
 
@@ -73,6 +74,8 @@ class Outgoing:
         self.length = length
         """Declared length of the upload; None when it is chunked."""
         self.expects_continue = expects_continue
+        self.upgrade: bytes | None = None
+        """The protocol to switch to, where the client asked for it."""
 
     def encode(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
         """Return the head and the body for `endpoint`; the body is empty for an upload."""
@@ -89,6 +92,8 @@ class Outgoing:
             framing = b"Content-Length: %d\r\n" % len(body)
         else:
             framing = b""
+        if self.upgrade is not None:
+            framing += b"Connection: Upgrade\r\nUpgrade: %b\r\n" % self.upgrade
         credential = self.authorization if endpoint.api_key is None else b"Bearer " + endpoint.api_key
         head = b"%b %b%b%b%b%b%b\r\n" % (
             self.method,

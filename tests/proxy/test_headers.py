@@ -1,0 +1,82 @@
+"""One pass over the fields, in each direction."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.headers import RequestFields, ResponseFields, connection_options
+from proxy.reply import head_bytes
+
+TOKEN = st.text("abcXYZ-", min_size=1, max_size=12).map(str.encode)
+VALUE = st.binary(max_size=20).filter(lambda v: not set(v) & set(b"\r\n\0"))
+FIELDS = st.lists(st.tuples(TOKEN, VALUE), max_size=20)
+
+
+@given(FIELDS)
+def test_end_to_end_fields_pass_in_order_with_spelling_and_duplicates(fields: list[tuple[bytes, bytes]]) -> None:
+    assert RequestFields(fields).forwarded == fields
+    assert ResponseFields(fields).fields == fields
+
+
+def test_names_in_connection_are_dropped_wherever_they_stand() -> None:
+    fields = [(b"X-A", b"1"), (b"Connection", b"keep-alive, x-a,X-B"), (b"x-b", b"2"), (b"X-C", b"3")]
+    assert RequestFields(fields).forwarded == [(b"X-C", b"3")]
+    assert ResponseFields(fields).fields == [(b"X-C", b"3")]
+
+
+def test_several_connection_fields_add_up() -> None:
+    fields = [(b"Connection", b"x-a"), (b"Connection", b"x-b"), (b"X-A", b"1"), (b"X-B", b"2")]
+    assert RequestFields(fields).forwarded == []
+    assert connection_options(b" close ,, X-A") == {b"close", b"x-a"}
+
+
+def test_credentials_named_in_connection_are_gone() -> None:
+    fields = RequestFields([(b"Connection", b"authorization"), (b"Authorization", b"Bearer x")])
+    assert fields.get(b"authorization") is None
+
+
+def test_next_hop_appends_to_what_earlier_hops_wrote() -> None:
+    fields = RequestFields(
+        [(b"Host", b"a"), (b"X-Forwarded-For", b"1"), (b"X-Forwarded-For", b"2"), (b"Via", b"1.0 x")]
+    )
+    lines = b"".join(fields.next_hop(peer="9", scheme="https", request_id="r"))
+    assert b"X-Forwarded-For: 1, 2, 9\r\n" in lines
+    assert b"Via: 1.0 x, 1.1 trimtab\r\n" in lines
+    assert b"X-Forwarded-Proto: https\r\n" in lines
+    assert b"Host" not in lines.replace(b"X-Forwarded-Host", b"")
+
+
+def test_numbers_from_callers_are_positive_and_finite_or_nothing() -> None:
+    for text, number in (
+        (b"5", 5.0),
+        (b" 2.5 ", 2.5),
+        (b"-1", None),
+        (b"0", None),
+        (b"nan", None),
+        (b"inf", None),
+        (b"x", None),
+    ):
+        assert RequestFields([(b"x-trimtab-timeout-ms", text)]).positive_number(b"x-trimtab-timeout-ms") == number
+
+
+def test_response_facts_are_read() -> None:
+    fields = ResponseFields(
+        [(b"Content-Length", b"12"), (b"Content-Type", b"Text/Event-Stream; charset=utf-8"), (b"X-Request-Id", b"u")]
+    )
+    assert fields.content_length == 12
+    assert fields.is_event_stream
+    assert fields.has_request_id
+    assert not fields.chunked
+    assert ResponseFields([(b"Transfer-Encoding", b"gzip, Chunked ")]).chunked
+
+
+@given(FIELDS, st.integers(0, 10**9), st.booleans())
+def test_a_head_has_one_framing(fields: list[tuple[bytes, bytes]], length: int, chunked: bool) -> None:
+    head = head_bytes(
+        200, b"OK", ResponseFields(fields).fields, length=None if chunked else length, chunked=chunked, close=False
+    )
+    lines = head.lower().split(b"\r\n")
+    assert sum(line.startswith((b"content-length:", b"transfer-encoding:")) for line in lines) == 1
+    assert head.endswith(b"\r\n\r\n")
+    assert head.count(b"\r\n\r\n") == 1

@@ -1,0 +1,189 @@
+"""Endpoints, routing, retry budget and leases, without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proxy.lease import LeaseBook
+from proxy.upstream.address import Address
+from proxy.upstream.connections import ConnectionPool
+from proxy.upstream.endpoint import Endpoint, HealthRules, State
+from proxy.upstream.retry import RetryBudget
+from proxy.upstream.routing import LeastWork, RoundRobin
+
+
+@pytest.fixture
+def loop() -> asyncio.AbstractEventLoop:
+    loop = asyncio.new_event_loop()
+    yield loop  # type: ignore[misc]
+    loop.close()
+
+
+def endpoint(loop: asyncio.AbstractEventLoop, port: int = 1, weight: float = 1.0) -> Endpoint:
+    address = Address.of(f"http://127.0.0.1:{port}")
+    rules = HealthRules(eject_after=3, eject_s=10.0, unhealthy_after=2, healthy_after=2)
+    return Endpoint(address, ConnectionPool(loop, address, limit=4, idle_s=1.0), weight=weight, rules=rules)
+
+
+@pytest.mark.parametrize(
+    ("url", "authority", "port", "prefix", "tls"),
+    [
+        ("http://h:8000", b"h:8000", 8000, b"", False),
+        ("http://h", b"h", 80, b"", False),
+        ("https://h/v1/", b"h", 443, b"/v1", True),
+        ("http://[::1]:9", b"[::1]:9", 9, b"", False),
+        ("https://h:443", b"h", 443, b"", True),
+    ],
+)
+def test_addresses(url: str, authority: bytes, port: int, prefix: bytes, tls: bool) -> None:
+    address = Address.of(url)
+    assert (address.authority, address.port, address.prefix) == (authority, port, prefix)
+    assert (address.tls is not None) is tls
+
+
+@pytest.mark.parametrize("url", ["h:80", "ftp://h", "http://", ""])
+def test_what_is_no_base_url_is_refused(url: str) -> None:
+    with pytest.raises(ValueError, match="base URL"):
+        Address.of(url)
+
+
+def test_failures_in_a_row_eject_and_one_trial_at_a_time_brings_back(loop: asyncio.AbstractEventLoop) -> None:
+    e, book = endpoint(loop), LeaseBook()
+    assert [e.failed(100.0) for _ in range(3)] == [False, False, True]
+    assert e.state(100.0) is State.EJECTED
+    assert not e.available(109.0)
+    assert not e.last_resort(109.0)
+    assert e.available(110.0)
+    trial = book.grant(e)
+    assert not e.available(110.0), "one trial at a time"
+    trial.release()
+    assert e.available(110.0)
+    e.succeeded()
+    assert e.state(110.0) is State.UP
+
+
+def test_each_ejection_lasts_longer_up_to_tenfold(loop: asyncio.AbstractEventLoop) -> None:
+    e, now, spans = endpoint(loop), 0.0, []
+    for _ in range(3):
+        e.failed(now)
+    for _ in range(7):
+        spans.append(e.ejected_until - now)
+        now = e.ejected_until
+        e.failed(now)
+    assert spans == [10.0, 20.0, 40.0, 80.0, 100.0, 100.0, 100.0]
+
+
+def test_overload_is_backed_off_from_and_is_not_death(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop)
+    e.overloaded(0.0, 7.0)
+    assert e.state(1.0) is State.OVERLOADED
+    assert not e.available(6.9)
+    assert e.last_resort(6.9)
+    assert e.available(7.0)
+    e.succeeded()
+    for wait in (0.5, 1.0, 2.0, 4.0):
+        e.overloaded(0.0, None)
+        assert e.overloaded_until == wait
+    e.overloaded(0.0, 86_400.0)
+    assert e.overloaded_until == 30.0, "no upstream can take itself out for a day"
+
+
+def test_health_checks_take_out_and_bring_back(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop)
+    assert [e.probed(False), e.probed(False)] == [False, True]
+    assert e.state(0.0) is State.DOWN
+    assert not e.last_resort(0.0)
+    assert [e.probed(True), e.probed(True)] == [False, True]
+    assert e.state(0.0) is State.UP
+
+
+def test_merely_accepting_connections_does_not_end_an_ejection(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop)
+    for _ in range(3):
+        e.failed(0.0)
+    e.probed(True, proven=False)
+    assert not e.available(1.0)
+    e.probed(True)
+    assert e.available(1.0)
+
+
+def test_least_work_counts_tokens_and_weights(loop: asyncio.AbstractEventLoop) -> None:
+    a, b, router, book = endpoint(loop, 1), endpoint(loop, 2, weight=3.0), LeastWork(), LeaseBook()
+    book.grant(a, 100.0)
+    assert router.pick([a, b], 0.0, work=10.0) is b
+    book.grant(b, 200.0)
+    assert router.pick([a, b], 0.0, work=10.0) is b, "three times the weight may have three times the work"
+    book.grant(b, 200.0)
+    assert router.pick([a, b], 0.0, work=10.0) is a
+
+
+def test_least_work_takes_turns_when_all_are_equal(loop: asyncio.AbstractEventLoop) -> None:
+    all_, router = [endpoint(loop, n) for n in range(1, 4)], LeastWork()
+    assert {router.pick(all_, 0.0) for _ in range(3)} == set(all_)
+
+
+def test_failing_fast_does_not_look_like_being_fast(loop: asyncio.AbstractEventLoop) -> None:
+    bad, good, router, book = endpoint(loop, 1), endpoint(loop, 2), LeastWork(), LeaseBook()
+    for _ in range(10):
+        bad.errored()
+    for _ in range(8):
+        book.grant(good, 100.0)
+    assert router.pick([bad, good], 0.0, work=100.0) is good
+
+
+def test_round_robin_follows_weights(loop: asyncio.AbstractEventLoop) -> None:
+    a, b, router = endpoint(loop, 1, weight=1.0), endpoint(loop, 2, weight=3.0), RoundRobin()
+    picks = [router.pick([a, b], 0.0) for _ in range(8)]
+    assert picks.count(b) == 6
+
+
+def test_overloaded_ones_are_the_last_resort_and_excluded_ones_never(loop: asyncio.AbstractEventLoop) -> None:
+    a, b = endpoint(loop, 1), endpoint(loop, 2)
+    for router in (LeastWork(), RoundRobin()):
+        a.overloaded(0.0, 5.0)
+        assert router.pick([a, b], 1.0) is b
+        assert router.pick([a, b], 1.0, exclude=[b]) is a
+        assert router.pick([a, b], 1.0, exclude=[a, b]) is None
+
+
+@given(st.lists(st.sampled_from(["grant", "release", "again", "move"]), max_size=60))
+def test_leases_add_up_to_nothing(steps: list[str]) -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        a, b, book, freed = endpoint(loop, 1), endpoint(loop, 2), LeaseBook(), []
+        held, old = [], []
+        for n, step in enumerate(steps):
+            if step == "grant":
+                held.append(book.grant(a if n % 2 else b, 0.1 * n, freed.append))
+            elif step == "release" and held:
+                old.append(held.pop(n % len(held)))
+                old[-1].release()
+            elif step == "again" and old:
+                old[n % len(old)].release()
+                old[n % len(old)].move(a)
+            elif step == "move" and held:
+                held[n % len(held)].move(b if n % 2 else a)
+            assert book.held == len(held) == a.inflight + b.inflight
+        for lease in held:
+            lease.release()
+        assert (book.held, a.inflight, b.inflight, a.work, b.work) == (0, 0, 0, 0.0, 0.0)
+        assert len(freed) == len(old) + len(held), "each tells its owner exactly once"
+    finally:
+        loop.close()
+
+
+def test_retry_budget_is_a_share_of_the_traffic_with_a_floor() -> None:
+    budget = RetryBudget(ratio=0.1, min_per_s=0.0, now=0.0)
+    assert [budget.take(0.0), budget.take(0.0)] == [True, False], "one to begin with"
+    for _ in range(25):
+        budget.request()
+    assert [budget.take(0.0) for _ in range(3)] == [True, True, False]
+    floor = RetryBudget(ratio=0.0, min_per_s=2.0, now=0.0)
+    assert sum(floor.take(0.0) for _ in range(10)) == 2
+    assert sum(floor.take(1.0) for _ in range(10)) == 2
+    assert sum(floor.take(3600.0) for _ in range(100)) == 20, "a quiet hour does not pay for a storm"
+    assert not RetryBudget(ratio=0.0, min_per_s=0.0, now=0.0).take(1e9)
