@@ -256,7 +256,8 @@ class Pool:
         obs = ticket.observation(self.name, self._clock.now())
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.policy.completed(ticket.job, obs.output_tokens)
-        self.controller.observe(obs)
+        if ticket.queued:
+            self.controller.observe(obs)
         self.hooks.request_finished(obs, ticket.route, ticket.code)
 
     # -- life ----------------------------------------------------------------------------------------------
