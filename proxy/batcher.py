@@ -27,7 +27,7 @@ from policies.packing import pack
 from proxy.clock import Clock, Timer
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
-__all__ = ["GATE", "Batch", "ClosedBy", "Former", "GateBatcher", "MergeBatcher", "Slots"]
+__all__ = ["GATE", "Batch", "ClosedBy", "Former", "GateBatcher", "MergeBatcher", "Plain", "Slots"]
 
 GATE: Hashable = ("gate",)
 """The lane of everybody who is not merged."""
@@ -71,6 +71,31 @@ class Former(Protocol):
     def window_s(self, now: float, load: Load) -> float:
         """Return for how long the first waiting item may be held."""
         ...
+
+
+class Plain:
+    """A former for work that the controller's model is not about: everything that fits goes, nothing is shed.
+
+    A pool that gates chats may merge embeddings beside them; knobs and window are shared, the judgement is not.
+    """
+
+    __slots__ = ("_controller",)
+
+    def __init__(self, controller: Former) -> None:
+        self._controller = controller
+
+    @property
+    def setpoints(self) -> Setpoints:
+        """The controller's own."""
+        return self._controller.setpoints
+
+    def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
+        """Take all."""
+        return Choice(len(candidates), ())
+
+    def window_s(self, now: float, load: Load) -> float:
+        """Return the controller's own."""
+        return self._controller.window_s(now, load)
 
 
 class Slots(Protocol):

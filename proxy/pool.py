@@ -7,13 +7,13 @@ import logging
 from collections.abc import Hashable
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from controller.load import MAX_RUNNING, Load
 from controller.loop import PoolController
 from policies.registry import create_policy
 from proxy.admission import Admission
-from proxy.batcher import Batch, ClosedBy, GateBatcher, MergeBatcher
+from proxy.batcher import Batch, ClosedBy, Former, GateBatcher, MergeBatcher, Plain
 from proxy.clock import Clock
 from proxy.config.model import PoolConfig
 from proxy.hooks import Hooks, NullHooks
@@ -45,9 +45,17 @@ def controller_for(config: PoolConfig, now: float) -> PoolController:
         bounds=config.to_bounds(),
         law=config.law,
         law_options=config.law_options,
-        mode="merge" if config.dispatch == "merge" else "gate",
+        mode=_mode(config),
         now=now,
     )
+
+
+def _mode(config: PoolConfig) -> Literal["merge", "gate"]:
+    """Return which of the two the pool mostly does: as configured, else as all the upstreams' profiles say."""
+    if config.dispatch != "auto":
+        return config.dispatch
+    defaults = {load_profile(upstream.profile).dispatch.default for upstream in config.upstreams}
+    return "merge" if defaults == {"merge"} else "gate"
 
 
 class Pool:
@@ -83,10 +91,12 @@ class Pool:
             on_left=self._left,
         )
         self._slots = MergeSlots(self.group.endpoints, config.depth)
-        self.gate = GateBatcher(self.queue, self.controller, clock, load=self.load, grant=self._grant)
+        formers: dict[str, Former] = {self.controller.mode: self.controller}
+        plain = Plain(self.controller)
+        self.gate = GateBatcher(self.queue, formers.get("gate", plain), clock, load=self.load, grant=self._grant)
         self.merge = MergeBatcher(
             self.queue,
-            self.controller,
+            formers.get("merge", plain),
             clock,
             slots=self._slots,
             load=self.load,
