@@ -6,6 +6,7 @@ millisecond between which it sleeps; the event loop only ever asks whether there
 
 from __future__ import annotations
 
+import _thread
 import importlib.util
 import json
 import logging
@@ -204,12 +205,13 @@ class TrainingProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._result: LengthModel | Rejected | None = None
         self._cancelled = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="length-training", daemon=True)
-        self.thread.start()
+        self.done = threading.Event()
+        # Thread.start waits until the thread was given a core, milliseconds on a busy machine; this does not.
+        _thread.start_new_thread(self._run, ())
 
     def result(self) -> LengthModel | Rejected | None:
         """Return what came of it, None while it runs."""
-        return None if self.thread.is_alive() else self._result
+        return self._result if self.done.is_set() else None
 
     def cancel(self) -> None:
         """Stop the process; its thread ends by itself."""
@@ -226,6 +228,8 @@ class TrainingProcess:
         except Exception as error:  # whatever it is, the request path must only ever see "no new model"
             log.exception("length training broke")
             self._result = Rejected(f"{type(error).__name__}: {error}")
+        finally:
+            self.done.set()
 
     def _train(self) -> LengthModel | Rejected:
         payload, rows = pack(self._job, self._pause)

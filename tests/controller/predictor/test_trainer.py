@@ -146,7 +146,7 @@ def test_parsing_refuses_what_differs_from_its_probes_or_was_made_for_others() -
 
 def outcome(job: Job, command: list[str] | None = None) -> LengthModel | Rejected | None:
     training = TrainingProcess(job, command=command)
-    training.thread.join(60)
+    assert training.done.wait(60)
     return training.result()
 
 
@@ -188,5 +188,5 @@ def test_cancelling_ends_the_process() -> None:
         job_of(60), command=[sys.executable, "-c", "import threading; threading.Event().wait()"]
     )
     training.cancel()
-    training.thread.join(30)
+    assert training.done.wait(30)
     assert isinstance(training.result(), Rejected)
