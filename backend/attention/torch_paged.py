@@ -21,10 +21,10 @@ from backend.models.config import ModelConfig
 
 __all__ = ["DenseAttention", "TorchAttention"]
 
-_GATHER_BYTES = 1 << 20
+_GATHER_BYTES = 2 << 20
 """Keys gathered at once: small enough that attention finds them still in the processor's cache."""
 
-_IN_PLACE_TOKENS = 128
+_IN_PLACE_TOKENS = 512
 """A run of neighbouring blocks of at least so many tokens is read in place, in a call of its own."""
 
 
