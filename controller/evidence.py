@@ -77,6 +77,7 @@ class Evidence(NamedTuple):
 
 _TIMEOUT_RATIO = 10.0
 _UNKNOWN_S = 60.0
+_FEW_TOKENS = 16
 _QUIET_S = 5.0
 _NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, 0.0, "")
 
@@ -102,6 +103,7 @@ def weigh(
     """
     if not limits:
         return _NOTHING
+    samples = _without_short(samples, limits)
     ratios: list[float] = []
     tightest = ("", 0.0)
     growing = 0.0
@@ -138,6 +140,18 @@ def weigh(
         typical=ratios[len(ratios) // 2],
         binding=tightest[0],
     )
+
+
+def _without_short(samples: Iterable[Sample], limits: tuple[Budget, ...]) -> Iterable[Sample]:
+    """Leave out answers of a few tokens where only pace is promised, unless most are like that.
+
+    The mean over a few tokens measures whether a neighbour's prompt came in between, whatever the concurrency.
+    """
+    if any(budget.metric != "tpot" for budget in limits):
+        return samples
+    kept = list(samples)
+    long = [sample for sample in kept if not 0 < sample.tokens < _FEW_TOKENS]
+    return long if 2 * len(long) > len(kept) else kept
 
 
 def _ratio(sample: Sample, limits: tuple[Budget, ...]) -> tuple[float | None, str]:

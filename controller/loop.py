@@ -281,6 +281,10 @@ class PoolController:
         text = f"{actor} rolled decision {decision_id} back."
         return self._note(now, actor, "admin.roll_back", old, self._knobs(), text)
 
+    def corrupt_estimates(self, factor: float) -> None:
+        """Multiply everything the models believe, for drills: shows that a wrong belief heals."""
+        self._upstream.scale(factor)
+
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the whole state, JSON-ready: live quantiles with n and interval, counts, attainment, law, model."""
         counts = self._window.counts(now)

@@ -27,6 +27,8 @@ class Sample(NamedTuple):
     served: bool
     """False when the caller left before the end, so that the latencies are lower bounds."""
     timeout: bool
+    tokens: int = 0
+    """Output tokens; 0 when unknown."""
 
     @classmethod
     def of(cls, obs: Observation) -> Sample | None:
@@ -46,6 +48,7 @@ class Sample(NamedTuple):
             ttft=obs.ttft_s,
             served=obs.result is not Result.CANCELLED,
             timeout=obs.result is Result.TIMEOUT,
+            tokens=obs.output_tokens,
         )
 
 

@@ -18,6 +18,7 @@ _BLIND = 3
 step up waits for so many samples of the last one."""
 _REMEMBER_S = 300.0
 _REGRET_S = 30.0
+_FAIR = 6
 
 
 class SlowLoop:
@@ -90,7 +91,10 @@ class SlowLoop:
         return {} if self.last is None else {"evidence": self.last._asdict()}
 
     def _too_late(self, evidence: Evidence, allowed: float, confidence: float) -> bool:
-        return evidence.late >= 2 and proves_above(evidence.late, evidence.n, allowed, confidence)
+        # The first to come back are the short ones, and no fair sample.
+        if evidence.late < 2 or evidence.n < _FAIR:
+            return False
+        return proves_above(evidence.late, evidence.n, allowed, confidence)
 
     def _decrease(self, view: View, evidence: Evidence, name: str) -> Advice:
         size = view.setpoints.max_batch_size

@@ -45,13 +45,15 @@ def simulate_gate(
     policy: Policy | None = None,
     tick_s: float = 1.0,
     drain_s: float = 60.0,
+    max_wait_s: float | None = None,
     on_tick: Callable[[float, PoolController], None] | None = None,
 ) -> Record:
     """Play `requests` through `controller` in front of one engine; in order of arrival, or of `policy`.
 
-    Whatever has not ended `drain_s` after the horizon counts as timed out.
+    Whatever has not ended `drain_s` after the horizon counts as timed out. Who waits longer than `max_wait_s` in the
+    queue is dropped from it, as the proxy's own queue does.
     """
-    return _Gate(requests, controller, plant, horizon_s, seed, policy, tick_s, on_tick).run(drain_s)
+    return _Gate(requests, controller, plant, horizon_s, seed, policy, tick_s, max_wait_s, on_tick).run(drain_s)
 
 
 class _Gate:
@@ -64,6 +66,7 @@ class _Gate:
         seed: int,
         policy: Policy | None,
         tick_s: float,
+        max_wait_s: float | None,
         on_tick: Callable[[float, PoolController], None] | None,
     ) -> None:
         self.requests = requests
@@ -71,6 +74,7 @@ class _Gate:
         self.plant = plant
         self.policy = policy
         self.tick_s = tick_s
+        self.max_wait_s = max_wait_s
         self.on_tick = on_tick
         self.engine = Engine(plant, random.Random(seed))
         self.record = Record(controller.slo, horizon_s)
@@ -139,7 +143,18 @@ class _Gate:
             job.key = (self.policy.key(job), index)
         insort(self.queue, job, key=lambda waiting: waiting.key)
 
+    def _expire(self, now: float) -> None:
+        if self.max_wait_s is None:
+            return
+        expired = [job for job in self.queue if now - job.arrival > self.max_wait_s]
+        for job in expired:
+            self.queue.remove(job)
+            self._end(job, now, Result.SHED)
+            if self.policy is not None:
+                self.policy.removed(job)
+
     def _pump(self, now: float) -> None:
+        self._expire(now)
         while self.queue:
             free = self.controller.setpoints.max_batch_size - len(self.flight)
             if free <= 0:
@@ -220,7 +235,17 @@ class _Gate:
         )
         self.controller.observe(obs)
         self.record.fates.append(
-            Fate(request.arrival, now, result, dispatched, obs.ttft_s, obs.tpot_s, obs.output_tokens)
+            Fate(
+                request.arrival,
+                now,
+                result,
+                dispatched,
+                obs.ttft_s,
+                obs.tpot_s,
+                request.output_tokens,
+                request.tenant,
+                request.prompt_tokens,
+            )
         )
 
     def _close(self, now: float) -> None:

@@ -23,6 +23,8 @@ class Fate(NamedTuple):
     ttft: float | None = None
     tpot: float | None = None
     output_tokens: int = 0
+    tenant: str = ""
+    prompt_tokens: int = 0
 
     @property
     def e2e(self) -> float:

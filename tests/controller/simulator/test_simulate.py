@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.loop import PoolController
 from controller.observation import Result
 from controller.simulator.arrivals import Request, read_trace, speed_up
 from controller.simulator.cli import main
@@ -59,10 +60,10 @@ def test_an_estimate_off_by_ten_heals_without_a_lock_out(factor: float) -> None:
     day = DAYS["steady 70 % @ 6 s"]
     corrupted: list[float] = []
 
-    def corrupt(now: float, controller: object) -> None:
+    def corrupt(now: float, controller: PoolController) -> None:
         if now >= 120.0 and not corrupted:
             corrupted.append(now)
-            controller._upstream.scale(factor)  # type: ignore[attr-defined]
+            controller.corrupt_estimates(factor)
 
     healthy = run(day.label, LawSpec("deadline"))
     record = play(
