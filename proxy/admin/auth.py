@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
+from proxy.admin.pages import is_page
 from proxy.admin.problem import ApiError
 from proxy.config.model import AdminConfig, is_loopback
 
@@ -28,7 +29,7 @@ def guard(config: AdminConfig) -> Callable[[web.Request], None]:
     read = config.read_token.get_secret_value().encode() if config.read_token else None
 
     def check(request: web.Request) -> None:
-        if request.path in OPEN_PATHS:
+        if request.path in OPEN_PATHS or is_page(request.path):
             return
         if full is None:
             _refuse_browsers(request)

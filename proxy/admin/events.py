@@ -51,7 +51,7 @@ class EventsApi(Group):
             await stream.prepare(request)
             with contextlib.suppress(ConnectionResetError):  # the client's way of saying goodbye
                 while True:
-                    await stream.write("".join((*self._decisions(seen), self._states())).encode())
+                    await stream.write("".join((*self._decisions(seen), self._states(seen))).encode())
                     await asyncio.sleep(every_s)
         finally:
             self._open -= 1
@@ -70,7 +70,7 @@ class EventsApi(Group):
                 seen[pool.name] = decision.id
                 yield f"event: decision\nid: {seen}\ndata: {show_decision(decision).model_dump_json()}\n\n"
 
-    def _states(self) -> str:
+    def _states(self, seen: Position) -> str:
         now = self.now()
         pools = []
         for pool in self.operator.pools.values():
@@ -79,4 +79,4 @@ class EventsApi(Group):
                 pool_summary(pool, now).model_dump()
                 | {name: live.get(name) for name in ("quantiles", "attainment", "counts", "arrival_rate")}
             )
-        return f"event: state\ndata: {json.dumps({'at': now, 'pools': pools})}\n\n"
+        return f"event: state\nid: {seen}\ndata: {json.dumps({'at': now, 'pools': pools})}\n\n"

@@ -125,6 +125,7 @@ class PoolOut(PoolSummary):
     expiring: list[dict[str, Any]] = Field(description="Changes that will take themselves back, and when.")
     bounds: dict[str, float] = Field(description="How far the knobs may go.")
     dispatch: str = Field(description="merge, gate or auto.")
+    laws: list[str] = Field(description="Every law there is.")
     live: dict[str, Any] = Field(
         description="The controller's view: quantiles with n and interval, counts, attainment, law and model."
     )

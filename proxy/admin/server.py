@@ -14,6 +14,7 @@ from proxy.admin.auth import guard
 from proxy.admin.events import EventsApi
 from proxy.admin.openapi import OPERATIONS, document
 from proxy.admin.operator import Operator
+from proxy.admin.pages import add_console
 from proxy.admin.problem import ApiError, problem_response
 from proxy.admin.system import SystemApi
 from proxy.config.model import AdminConfig
@@ -65,6 +66,7 @@ def make_app(operator: Operator, config: AdminConfig) -> web.Application:
         app.router.add_route(operation.method, operation.path, handler)
         if operation.method == "GET" and operation.content != "text/event-stream":
             app.router.add_route("HEAD", operation.path, handler)
+    add_console(app)
     return app
 
 

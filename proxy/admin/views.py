@@ -9,6 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from controller.decision import Decision
+from controller.laws import LAWS
 from controller.slo import SLO
 from proxy.admin.operator import PoolView
 from proxy.admin.schemas import DecisionOut, PoolOut, PoolSummary, SetpointsOut, SloOut, SloPatch
@@ -30,6 +31,7 @@ def pool_detail(pool: PoolView, now: float, expiring: Sequence[dict[str, Any]] =
         **_common(pool, now),
         bounds=asdict(bounds),
         dispatch=pool.config.dispatch,
+        laws=sorted(LAWS),
         frozen=pool.controller.frozen,
         expiring=list(expiring),
         live=pool.controller.snapshot(now),

@@ -77,7 +77,7 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
             f"{pool.name} -> {', '.join(upstream.url for upstream in pool.upstreams)}" for pool in config.pools
         )
         click.echo(f"proxy   http://{address_of(data)}  ({pools})", err=True)
-        click.echo(f"admin   http://{address_of(admin)}  (/admin/v1/pools, /metrics, /readyz)", err=True)
+        click.echo(f"admin   http://{address_of(admin)}  (/console/, /admin/v1/pools, /metrics, /readyz)", err=True)
 
     try:
         return run_loop(serve(config, data, admin, reread=reread, started=started))

@@ -150,6 +150,7 @@ class _Up:
             f"ready in {self._progress.elapsed_s:.1f} s: {ready['model']} on {ready.get('device', 'the worker')}",
             "",
             f"  OpenAI API   {proxy}/v1",
+            f"  console      {admin}/console/",
             f"  admin API    {admin}/admin/v1/pools",
             f"  metrics      {admin}/metrics",
             f"  worker       {ready['url']} (direct)",

@@ -68,6 +68,14 @@ async def test_a_client_that_comes_back_misses_nothing(api: TestClient) -> None:
     assert [(one["pool"], one["new"]["max_batch_size"]) for one in found] == [("chat", 3), ("embed", 4)]
 
 
+async def test_it_misses_nothing_even_if_it_saw_no_decision_before(api: TestClient) -> None:
+    async with api.get(EVENTS) as stream:
+        last = (await event(stream))["id"]
+    await ok(api, "PATCH", f"{CHAT}/setpoints", json={"max_batch_size": 2})
+    async with api.get(EVENTS, headers={"Last-Event-ID": last}) as stream:
+        assert (await next_decision(stream))["data"]["new"]["max_batch_size"] == 2
+
+
 async def test_only_so_many_at_once(api: TestClient, operator: FakeOperator) -> None:
     streams = [await api.get(EVENTS) for _ in range(MAX_STREAMS)]
     await problem(api, "GET", EVENTS, 503)

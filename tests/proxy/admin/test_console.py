@@ -1,0 +1,187 @@
+"""The console: small, self-contained, and usable in a real browser (where Playwright and Chromium are installed)."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import re
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from pydantic import SecretStr
+
+from controller.slo import SLO
+from proxy.admin.server import make_app
+from proxy.config.model import AdminConfig
+from tests.proxy.admin.operator import FakeOperator
+
+FILES = Path(__file__).resolve().parents[3] / "proxy" / "admin" / "console"
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync")  # fmt: skip
+in_browser = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        CHROMIUM is None or importlib.util.find_spec("playwright") is None, reason="no Playwright or no Chromium"
+    ),
+]
+
+
+def test_all_assets_together_are_small() -> None:
+    assert sum(file.stat().st_size for file in FILES.iterdir()) < 100_000
+
+
+def test_nothing_is_asked_of_other_hosts() -> None:
+    for file in FILES.iterdir():
+        addresses = set(re.findall(r"https?://[^\s\"'`)]+", file.read_text()))
+        assert addresses <= {"http://www.w3.org/2000/svg"}, file.name
+
+
+async def test_pages_are_served_with_headers_that_allow_nothing_else(api: TestClient) -> None:
+    async with api.get("/", allow_redirects=False) as answer:
+        assert (answer.status, answer.headers["Location"]) == (302, "/console/")
+    for path, kind in (("", "text/html"), ("console.css", "text/css"), ("console.js", "text/javascript")):
+        async with api.get(f"/console/{path}") as answer:
+            assert (answer.status, answer.content_type) == (200, kind)
+            assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
+    async with api.get("/console/../auth.py") as answer:
+        assert answer.status == 404
+
+
+async def test_pages_need_no_token_but_what_they_ask_for_does(operator: FakeOperator) -> None:
+    config = AdminConfig(port=0, token=SecretStr("t" * 16))
+    async with TestClient(TestServer(make_app(operator, config))) as client:
+        async with client.get("/console/") as answer:
+            assert answer.status == 200
+        async with client.get("/admin/v1/events") as answer:
+            assert answer.status == 401
+
+
+class Browser:
+    """A page on the console of an operator; the server can be taken away and brought back on the same port."""
+
+    def __init__(self, operator: FakeOperator, page: Any, token: str | None) -> None:
+        self.operator = operator
+        self.page = page
+        self.faults: list[str] = []
+        self._config = AdminConfig(port=0, token=SecretStr(token) if token else None)
+        self._server: TestServer | None = None
+        self._port = 0
+        page.on("pageerror", lambda error: self.faults.append(str(error)))
+
+    async def serve(self) -> str:
+        self._server = TestServer(make_app(self.operator, self._config), port=self._port or None)
+        await self._server.start_server(shutdown_timeout=0.1)
+        self._port = self._server.port or 0
+        return f"http://127.0.0.1:{self._port}/console/"
+
+    async def vanish(self) -> None:
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    async def says(self, selector: str, text: str) -> None:
+        """Wait until an element has `text` in it."""
+        await self.page.locator(selector).filter(has_text=text).first.wait_for(timeout=15_000)
+
+
+@pytest.fixture
+async def browser(operator: FakeOperator, request: pytest.FixtureRequest) -> AsyncIterator[Browser]:
+    from playwright.async_api import async_playwright
+
+    async with AsyncExitStack() as stack:
+        driver = await stack.enter_async_context(async_playwright())
+        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        stack.push_async_callback(chromium.close)
+        page = await chromium.new_page(viewport={"width": 360, "height": 800})
+        opened = Browser(operator, page, getattr(request, "param", None))
+        stack.push_async_callback(opened.vanish)
+        await page.goto(await opened.serve())
+        yield opened
+        assert opened.faults == []
+
+
+class TestInBrowser:
+    pytestmark = in_browser
+
+    async def test_reads_the_promise_and_the_knobs(self, browser: Browser) -> None:
+        await browser.says("#promise", "target 500 ms at P99")
+        await browser.says("#knobs-text", "Batch size 8")
+        await browser.says("#link", "live")
+        assert await browser.page.evaluate("document.documentElement.scrollWidth") <= 360
+
+    async def test_changes_the_promise(self, browser: Browser) -> None:
+        await browser.says("#promise", "500 ms")
+        await browser.page.fill("#slo-ttft", "250")
+        await browser.page.fill("#slo-e2e", "")
+        await browser.page.click("#slo button")
+        await browser.says("#promise", "target 250 ms")
+        assert browser.operator.pools["chat"].controller.slo == SLO(ttft_s=0.25)
+        await browser.says("#decisions", "admin.slo")
+
+    async def test_pins_and_gives_back(self, browser: Browser) -> None:
+        await browser.says("#knobs-text", "Batch size 8")
+        await browser.page.fill("#knob-max_batch_size", "5")
+        await browser.page.click("#pins button[type=submit], #pins button:not([type])")
+        await browser.says("#knobs-text", "Batch size 5")
+        assert dict(browser.operator.pools["chat"].controller.pins)["max_batch_size"] == 5
+        await browser.page.click("#unpin")
+        await browser.says("#decisions", "admin.unpin")
+        assert browser.operator.pools["chat"].controller.pins == {}
+
+    async def test_a_refusal_says_why(self, browser: Browser) -> None:
+        await browser.says("#knobs-text", "Batch size 8")
+        await browser.page.fill("#knob-max_batch_size", "999")
+        await browser.page.click("#pins button:not([type])")
+        await browser.says("#error", "max_batch_size: got 999; accepted: 1 to 64")
+
+    async def test_rolls_back(self, browser: Browser) -> None:
+        await browser.says("#promise", "500 ms")
+        await browser.page.fill("#slo-ttft", "250")
+        await browser.page.click("#slo button")
+        await browser.says("#promise", "target 250 ms")
+        await browser.page.get_by_label("Undo decision 1").click()
+        await browser.says("#promise", "target 500 ms")
+
+    async def test_loses_the_connection_and_recovers(self, browser: Browser) -> None:
+        await browser.says("#link", "live")
+        await browser.vanish()
+        await browser.says("#link", "connection lost")
+        controller = browser.operator.pools["chat"].controller
+        controller.pin({"max_batch_size": 3}, 1000.0, "admin:meanwhile")
+        await browser.serve()
+        await browser.says("#link", "live")
+        await browser.says("#decisions", "admin:meanwhile")
+
+    async def test_works_by_keyboard_alone(self, browser: Browser) -> None:
+        await browser.says("#promise", "500 ms")
+        await browser.page.focus("#slo-ttft")
+        await browser.page.keyboard.press("Control+A")
+        await browser.page.keyboard.type("321")
+        await browser.page.keyboard.press("Enter")
+        await browser.says("#promise", "target 321 ms")
+
+    async def test_every_control_has_a_name(self, browser: Browser) -> None:
+        await browser.says("#promise", "500 ms")
+        unnamed = await browser.page.evaluate(
+            """() => [...document.querySelectorAll("input, select, button")]
+                .filter((node) => node.getAttribute("aria-hidden") !== "true")
+                .filter((node) => !(node.labels && node.labels.length) && !node.getAttribute("aria-label")
+                                  && !node.textContent.trim())
+                .map((node) => node.outerHTML)"""
+        )
+        assert unnamed == []
+
+    @pytest.mark.parametrize("browser", ["t" * 16], indirect=True)
+    async def test_asks_for_the_token_and_keeps_it_for_the_tab(self, browser: Browser) -> None:
+        await browser.page.locator("#login").wait_for(state="visible", timeout=15_000)
+        await browser.page.fill("#token", "t" * 16)
+        await browser.page.keyboard.press("Enter")
+        await browser.says("#promise", "500 ms")
+        await asyncio.sleep(0)
+        assert await browser.page.evaluate("localStorage.length") == 0
