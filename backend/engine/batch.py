@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from backend.engine.blocks import BlockPool
-from backend.engine.sequence import Sequence
+from backend.engine.sequence import Saved, Sequence
 from backend.engine.step import StepInput
 
 __all__ = ["Batch", "Plan"]
@@ -23,6 +23,10 @@ class Plan(NamedTuple):
     """[S] the sequence of each row that samples."""
     copies: list[tuple[int, int]]
     """Blocks to copy (source, destination) before the step."""
+    saves: list[tuple[Saved, list[int]]]
+    """Blocks of preempted sequences to save before the loads and the copies."""
+    loads: list[tuple[Saved, int, list[int]]]
+    """Saved content to put back before the copies: from which of its blocks on, and into which."""
 
 
 class Batch:
@@ -44,11 +48,15 @@ class Batch:
         "_sampled",
         "_slots",
         "_token_ids",
+        "loads",
         "rows",
+        "saves",
     )
 
     def __init__(self, pool: BlockPool) -> None:
         self.rows: list[Sequence] = []
+        self.saves: list[tuple[Saved, list[int]]] = []
+        self.loads: list[tuple[Saved, int, list[int]]] = []
         self._pool = pool
         self._token_ids: list[int] = []
         self._positions: list[int] = []
@@ -125,4 +133,4 @@ class Batch:
             self._block_tables,
             self._sample_rows,
         )
-        return Plan(step, self.rows, self._num_decodes, self._sampled, self._copies)
+        return Plan(step, self.rows, self._num_decodes, self._sampled, self._copies, self.saves, self.loads)

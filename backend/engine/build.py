@@ -51,6 +51,8 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
             loaded, options.block_size, options.memory_bytes, options.max_num_seqs * max_len
         )
         runner = ModelRunner(loaded, num_blocks, options.block_size)
+        progress("preparing the device", 0.95)
+        runner.warm_up(options.max_num_seqs)
     except (ModelError, PolicyError) as error:
         raise EngineError(str(error)) from error
     core = EngineCore(
@@ -64,6 +66,7 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
         seeds=random.Random(secrets.randbits(64)),
         root=secrets.token_bytes(32),
         grammars=_grammars(loaded, runner.vocab_size),
+        overlap=device.type != "cpu",
     )
     progress("ready", 1.0)
     dtype = str(loaded.model.dtype).removeprefix("torch.")

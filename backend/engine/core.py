@@ -25,7 +25,7 @@ from backend.engine.sampler import Draw, Grammar, Sampled, Sampler
 from backend.engine.scheduler import Limits, Scheduler
 from backend.engine.sequence import Sequence, SequenceState
 from backend.engine.stats import EngineStats
-from backend.engine.step import Runner
+from backend.engine.step import OffloadRunner, Runner
 from backend.engine.validation import check_request
 from policies import Job, Policy
 
@@ -86,14 +86,18 @@ class EngineCore:
         seeds: random.Random,
         root: bytes,
         grammars: GrammarFactory | None = None,
+        overlap: bool = False,
     ) -> None:
         """Serve `runner`.
 
         `eos_token_ids` is the union of all sources; `max_model_len` the model's own limit; `clock` is monotonic
-        seconds; `seeds` gives a seed to requests without one; `root` keys the prefix cache (16 to 64 random bytes).
+        seconds; `seeds` gives a seed to requests without one; `root` keys the prefix cache (16 to 64 random bytes);
+        `overlap` says that the runner returns while its device is still at work.
         """
         if options.max_num_batched_tokens is None or options.prefill_chunk is None:
             raise ValueError("the options must be resolved for a device first")
+        if options.offload_blocks and not isinstance(runner, OffloadRunner):
+            raise EngineError("offload_blocks must be 0: this runner keeps nothing outside of the KV cache")
         self._runner = runner
         self._decoder = decoder
         self._options = options
@@ -101,6 +105,8 @@ class EngineCore:
         self._clock = clock
         self._seeds = seeds
         self._grammars = grammars
+        self.overlap = overlap
+        """Whether there is something to do between `launch` and `collect`."""
         self._pool = BlockPool(runner.num_blocks, runner.block_size, root=root, prefix_cache=options.prefix_cache)
         limits = Limits(
             max_num_seqs=options.max_num_seqs,
@@ -110,6 +116,7 @@ class EngineCore:
             watermark_blocks=int(options.watermark * runner.num_blocks),
             max_preemptions=options.max_preemptions,
             admission=options.admission,
+            offload_blocks=options.offload_blocks,
         )
         self.scheduler = Scheduler(self._pool, limits, policy)
         capacity = runner.num_blocks * runner.block_size
@@ -151,11 +158,6 @@ class EngineCore:
     def step_budget(self) -> int:
         """Most tokens that one step computes."""
         return self.scheduler.limits.max_num_batched_tokens
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether the runner returns before its step is done, so that there is something to do meanwhile."""
-        return bool(getattr(self._runner, "asynchronous", False))
 
     # -- requests --------------------------------------------------------------------------------------------
 
@@ -273,6 +275,8 @@ class EngineCore:
         return [entry.delta() if isinstance(entry, Output) else entry for entry in outbox]
 
     def _execute(self, plan: Plan, started: float) -> _Flight:
+        if plan.saves or plan.loads:
+            self._offload(plan)
         if plan.copies:
             self._runner.copy_blocks(plan.copies)
         logits = self._runner.execute(plan.step)
@@ -284,6 +288,14 @@ class EngineCore:
             sequences, logits = self._fork(sequences, logits)
         states = [self._choices[sequence].sampling for sequence in sequences]
         return _Flight(plan, started, sequences, self._sampler.launch(logits, states))
+
+    def _offload(self, plan: Plan) -> None:
+        runner = self._runner
+        assert isinstance(runner, OffloadRunner), "without such a runner there is no offload budget"
+        for saved, blocks in plan.saves:
+            saved.content = runner.save_blocks(blocks)
+        for saved, first, blocks in plan.loads:
+            runner.load_blocks(saved.content, first, blocks)
 
     def _fork(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Sequence], torch.Tensor]:
         """Give every choice of a request whose prompt is now computed a sequence and a row of logits of its own."""

@@ -65,6 +65,9 @@ class EngineOptions:
     """How much of its output a newcomer must find room for: none of it ("optimistic": preempt when that turns out
     wrong), what is predicted ("predicted"), or max_tokens ("guaranteed": never preempts). "auto" is "predicted"
     for policies that pack by predicted length and "optimistic" for all others."""
+    offload_blocks: int = 0
+    """How many blocks' worth of preempted sequences are kept in main memory, so that resuming them copies instead of
+    computing; 0 keeps none."""
     max_preemptions: int = 4
     """A sequence that lost its blocks this often is spared as long as another victim exists."""
 
@@ -83,8 +86,9 @@ class EngineOptions:
             raise EngineError(f"watermark must be in [0, 1), got {self.watermark}")
         if self.admission not in get_args(Admission):
             raise EngineError(f"admission must be one of {', '.join(get_args(Admission))}, got {self.admission!r}")
-        if self.max_preemptions < 0:
-            raise EngineError(f"max_preemptions must not be negative, got {self.max_preemptions}")
+        for name in ("max_preemptions", "offload_blocks"):
+            if getattr(self, name) < 0:
+                raise EngineError(f"{name} must not be negative, got {getattr(self, name)}")
 
     def resolve(self, device: str) -> EngineOptions:
         """Return the options with nothing left open that depends on the kind of `device` ("cpu" or "cuda").

@@ -120,10 +120,10 @@ class EngineLoop:
         """Run a step. Where the device works by itself, what the step before gave is told to the parent meanwhile."""
         core = self._core
         core.launch()
-        if core.overlaps:
+        if core.overlap:
             self._publish(core.drain())
         core.collect()
-        if not core.overlaps or not core.has_work:
+        if not core.overlap or not core.has_work:
             self._publish(core.drain())
 
     def _handle(self, frame: ipc.Frame) -> None:

@@ -14,7 +14,7 @@ from backend.engine.batch import Batch, Plan
 from backend.engine.blocks import BlockPool, IntegrityError
 from backend.engine.line import WaitingLine
 from backend.engine.options import Admission
-from backend.engine.sequence import Sequence, SequenceState
+from backend.engine.sequence import Saved, Sequence, SequenceState
 from policies import Policy
 
 __all__ = ["Limits", "Scheduler"]
@@ -31,6 +31,7 @@ class Limits:
     watermark_blocks: int = 0
     max_preemptions: int = 4
     admission: Admission = "auto"
+    offload_blocks: int = 0
 
 
 class Scheduler:
@@ -55,6 +56,7 @@ class Scheduler:
         self._prefilling: dict[Sequence, None] = {}
         self._decoding: dict[Sequence, None] = {}
         self._seats_taken = 0
+        self._offloaded = 0
         self._prefilled_last = False
         self.preemptions = 0
         self.prefix_queries = 0
@@ -88,6 +90,7 @@ class Scheduler:
         """End `sequence` in `state` (COMPLETED or ABORTED) and give its blocks back. Idempotent, legal always."""
         if not sequence.state.over:
             self._leave(sequence)
+            self._drop_saved(sequence)
             sequence.state = state
 
     def schedule(self) -> Plan | None:
@@ -160,6 +163,8 @@ class Scheduler:
             raise IntegrityError("a waiting sequence holds blocks")
         if self._seats_taken != sum(sequence.forks for sequence in running):
             raise IntegrityError(f"{self._seats_taken} seats are taken by {len(running)} sequences")
+        if self._offloaded != sum(s.saved.num_blocks for s in self._waiting if s.saved is not None):
+            raise IntegrityError(f"{self._offloaded} blocks are saved, and not for those who wait")
         size = self.pool.block_size
         for sequence in running:
             full = sequence.num_computed_tokens // size
@@ -174,18 +179,25 @@ class Scheduler:
         """Add every decoding sequence; returns whether sequences had to be preempted to make room."""
         preempted = False
         while len(self._decoding) > self.pool.available and self._growth() > self.pool.available:
-            self._preempt(self._victim())
+            self._preempt(self._victim(), batch)
             preempted = True
         batch.add_decodes(self._decoding)
         return preempted
 
     def _growth(self) -> int:
-        """Blocks that the decoding sequences need for their next tokens, copies of shared blocks included."""
+        """Blocks that the decoding sequences need for their next tokens.
+
+        Of those that share a last block, all but one need a copy: the last to write has it for itself.
+        """
         size, refs = self.pool.block_size, self.pool.refs
-        return sum(
-            sequence.num_computed_tokens == len(sequence.blocks) * size or refs[sequence.blocks[-1]] > 1
-            for sequence in self._decoding
-        )
+        fresh, shared = 0, set()
+        for sequence in self._decoding:
+            last = sequence.blocks[-1]
+            if sequence.num_computed_tokens == len(sequence.blocks) * size:
+                fresh += 1
+            elif refs[last] > 1:
+                shared.add(last)
+        return fresh + sum(refs[block] - 1 for block in shared)
 
     def _victim(self) -> Sequence:
         """Return the running sequence that is last by policy, sparing those that were preempted too often."""
@@ -198,8 +210,16 @@ class Scheduler:
                 victim = sequence
         return victim
 
-    def _preempt(self, sequence: Sequence) -> None:
-        """Take a sequence's blocks away; its tokens stay and are computed again when it resumes."""
+    def _preempt(self, sequence: Sequence, batch: Batch) -> None:
+        """Take a sequence's blocks away; its tokens stay, and are computed again when it resumes.
+
+        While the offload budget lasts, what was computed is saved first, and put back instead.
+        """
+        count = -(-sequence.num_computed_tokens // self.pool.block_size)
+        if 0 < count <= self.limits.offload_blocks - self._offloaded:
+            sequence.saved = Saved(sequence.num_computed_tokens, count)
+            batch.saves.append((sequence.saved, sequence.blocks[:count]))
+            self._offloaded += count
         self._leave(sequence)
         sequence.state = SequenceState.WAITING
         sequence.num_computed_tokens = 0
@@ -216,6 +236,11 @@ class Scheduler:
             self._seats_taken -= sequence.forks
         self.pool.release(sequence.blocks)
 
+    def _drop_saved(self, sequence: Sequence) -> None:
+        if sequence.saved is not None:
+            self._offloaded -= sequence.saved.num_blocks
+            sequence.saved = None
+
     # -- prefills --------------------------------------------------------------------------------------------
 
     def _add_prefills(self, batch: Batch, *, admit: bool) -> None:
@@ -229,7 +254,7 @@ class Scheduler:
             return
         promised = self._promised()
         while budget > 0:
-            admitted = self._admit_next(promised)
+            admitted = self._admit_next(promised, batch)
             if admitted is None:
                 return
             promised += self.expected_blocks(admitted) - len(admitted.blocks)
@@ -241,11 +266,13 @@ class Scheduler:
         batch.add_chunk(sequence, count)
         return count
 
-    def _admit_next(self, promised: int) -> Sequence | None:
+    def _admit_next(self, promised: int, batch: Batch) -> Sequence | None:
         """Admit the first waiting sequence that fits, or none. `promised` blocks are spoken for."""
         passed: list[Sequence] = []
         for sequence in self._waiting.candidates():
-            if self._seats_taken + sequence.forks <= self.limits.max_num_seqs and self._admit(sequence, promised):
+            seats = self._seats_taken + sequence.forks
+            if seats <= self.limits.max_num_seqs and self._admit(sequence, promised):
+                self._restore(sequence, batch)
                 for other in passed:
                     other.passed_over += 1
                 return sequence
@@ -286,6 +313,15 @@ class Scheduler:
         self._seats_taken += sequence.forks
         self._prefilling[sequence] = None
         return True
+
+    def _restore(self, sequence: Sequence, batch: Batch) -> None:
+        """Put saved content back into the blocks of a sequence that was just admitted, where the cache has less."""
+        saved = sequence.saved
+        if saved is not None and saved.content is not None and saved.num_tokens > sequence.num_computed_tokens:
+            first = sequence.num_computed_tokens // self.pool.block_size
+            batch.loads.append((saved, first, sequence.blocks[first : saved.num_blocks]))
+            sequence.num_computed_tokens = saved.num_tokens
+        self._drop_saved(sequence)
 
     def _adopt(self, sequence: Sequence) -> None:
         """Take over blocks that somebody else has computed since `sequence` was admitted.

@@ -8,7 +8,7 @@ from enum import Enum
 from backend.engine.request import FinishReason, GenerationRequest
 from policies import Handle, Job
 
-__all__ = ["Sequence", "SequenceState"]
+__all__ = ["Saved", "Sequence", "SequenceState"]
 
 
 class SequenceState(Enum):
@@ -29,6 +29,16 @@ class SequenceState(Enum):
     def over(self) -> bool:
         """Whether this state is final."""
         return self in (SequenceState.COMPLETED, SequenceState.ABORTED)
+
+
+@dataclass(slots=True, eq=False)
+class Saved:
+    """The KV of a preempted sequence, outside of the cache."""
+
+    num_tokens: int
+    num_blocks: int
+    content: object | None = None
+    """What the runner returned; None until it has, and for good if the step in which it should have failed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -66,6 +76,8 @@ class Sequence:
     """How many of its first blocks were offered to the prefix cache, or came from it."""
     num_cached_tokens: int = 0
     """Prompt tokens that were not computed because the prefix cache had them."""
+    saved: Saved | None = None
+    """Only while it waits to be resumed."""
     preemptions: int = 0
     passed_over: int = 0
     """How often a later arrival was admitted while this one did not fit."""

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 
-__all__ = ["EmbeddingRunner", "Runner", "StepInput"]
+__all__ = ["EmbeddingRunner", "OffloadRunner", "Runner", "StepInput"]
 
 
 class StepInput(NamedTuple):
@@ -36,9 +36,8 @@ class StepInput(NamedTuple):
 class Runner(Protocol):
     """Executes steps over a KV cache of `num_blocks` blocks of `block_size` slots.
 
-    A runner whose `execute` returns while its device is still at work says so with an attribute
-    `asynchronous = True`; the engine then does the rest of its work meanwhile. Steps and copies take effect in the
-    order in which they were asked for, and the logits stay as they are until the next `execute`.
+    `execute` may return while its device is still at work. Steps and copies take effect in the order in which they
+    were asked for, and the logits stay as they are until the next `execute`.
     """
 
     @property
@@ -71,4 +70,17 @@ class EmbeddingRunner(Protocol):
 
     def embed(self, token_ids: list[list[int]], pooling: Literal["mean", "last"]) -> torch.Tensor:
         """Return float32 [N, hidden] vectors of unit length, one per text. Takes no KV blocks."""
+        ...
+
+
+@runtime_checkable
+class OffloadRunner(Protocol):
+    """A runner that can keep blocks outside of the KV cache. Both calls are in order with steps and copies."""
+
+    def save_blocks(self, blocks: list[int]) -> object:
+        """Return the content of whole blocks, in all layers; what it is, is the runner's business."""
+        ...
+
+    def load_blocks(self, saved: object, first: int, blocks: list[int]) -> None:
+        """Put the saved blocks number `first`, `first + 1`, ... into `blocks`."""
         ...

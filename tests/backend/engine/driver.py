@@ -68,6 +68,10 @@ class Driver:
         self.scheduler.check_integrity()
         if plan is None:
             return False
+        for saved, blocks in plan.saves:
+            saved.content = self.runner.save_blocks(blocks)
+        for saved, first, blocks in plan.loads:
+            self.runner.load_blocks(saved.content, first, blocks)
         if plan.copies:
             self.runner.copy_blocks(plan.copies)
         logits = self.runner.execute(plan.step)

@@ -56,6 +56,7 @@ class FakeRunner:
         self.kv: list[tuple[int, int] | None] = [None] * (num_blocks * block_size)
         self.steps: list[StepInput] = []
         self.tokens_computed = 0
+        self.saved_blocks = 0
         self.fail_next: Exception | None = None
         self.nan_next = False
 
@@ -64,6 +65,17 @@ class FakeRunner:
         for source, destination in pairs:
             assert source != destination
             self.kv[destination * size : (destination + 1) * size] = self.kv[source * size : (source + 1) * size]
+
+    def save_blocks(self, blocks: list[int]) -> object:
+        size = self.block_size
+        self.saved_blocks += len(blocks)
+        return [self.kv[block * size : (block + 1) * size] for block in blocks]
+
+    def load_blocks(self, saved: object, first: int, blocks: list[int]) -> None:
+        assert isinstance(saved, list)
+        size = self.block_size
+        for content, block in zip(saved[first:], blocks, strict=True):
+            self.kv[block * size : (block + 1) * size] = content
 
     def execute(self, step: StepInput) -> torch.Tensor:
         if self.fail_next is not None:
@@ -155,6 +167,7 @@ def fake_core(
     eos: Items[int] = (EOS,),
     grammars: GrammarFactory | None = None,
     runner: FakeRunner | None = None,
+    overlap: bool = False,
     decoder: FakeDecoder | None = None,
 ) -> EngineCore:
     """An EngineCore over a FakeRunner."""
@@ -171,6 +184,7 @@ def fake_core(
         seeds=random.Random(1),
         root=b"0123456789abcdef",
         grammars=grammars,
+        overlap=overlap,
     )
 
 
@@ -179,3 +193,11 @@ def build(options: EngineOptions, progress: Callable[[str, float], None]) -> tup
     progress("loading nothing", 0.5)
     core = fake_core(options)
     return core, replace(core.info, device="fake")
+
+
+def build_overlapping(
+    options: EngineOptions, progress: Callable[[str, float], None]
+) -> tuple[EngineCore, EngineInfo]:
+    """Like `build`, but with the loop that an asynchronous device gets."""
+    core = fake_core(options, overlap=True)
+    return core, core.info

@@ -65,6 +65,7 @@ def one_round(rng: random.Random) -> tuple[int, int, int]:
             prefix_cache=rng.random() < 0.8,
             admission=rng.choice(["auto", "optimistic", "predicted"]),
             max_waiting=30,
+            offload_blocks=rng.choice([0, 0, 4, 100]),
         )
     )
     runner = core.runner

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from backend.engine.batch import Batch
 from backend.engine.core import EngineCore
 from backend.engine.request import FinishReason, GenerationRequest, SamplingParams
 from backend.engine.sequence import SequenceState
@@ -21,7 +22,7 @@ def preempt(core: EngineCore, name: str) -> bool:
     hit = False
     for sequence in list(core.scheduler):
         if sequence.request.id == name and sequence.state.running:
-            core.scheduler._preempt(sequence)
+            core.scheduler._preempt(sequence, Batch(core.scheduler.pool))
             hit = True
     core.check_integrity()
     return hit
@@ -76,7 +77,7 @@ def test_nano_vllm_211_tokens_are_counted_after_the_prefix_hit_of_a_resume_is_kn
     sequence = driver.add("a", list(range(9)), 6)
     for _ in range(3):
         driver.step()
-    driver.scheduler._preempt(sequence)
+    driver.scheduler._preempt(sequence, Batch(driver.pool))
     driver.step()
     assert driver.runner.steps[-1].query_lens == [4], "two blocks of nine + three tokens were found again"
     assert driver.runner.steps[-1].context_lens == [12]

@@ -85,6 +85,15 @@ async def test_concurrent_requests_are_served_and_kept_apart(client: EngineClien
     assert (after.running_sum - before.running_sum) / (after.steps - before.steps) > 2
 
 
+async def test_the_loop_for_asynchronous_devices_tells_everything_too() -> None:
+    async with engine("tests.backend.engine.fake:build_overlapping") as client:
+        results = await within(asyncio.gather(*(collect(client, request(f"r{i}", [i])) for i in range(9))))
+        assert isinstance(results, list)
+        for i, (tokens, last) in enumerate(results):
+            assert tokens == {0: greedy([i], 6)}
+            assert last.usage is not None
+
+
 async def test_loading_reports_progress_and_the_engine_what_it_is() -> None:
     seen: list[tuple[str, float]] = []
     client = await EngineClient.start(

@@ -520,6 +520,24 @@ def test_stats_count_steps_batches_and_tokens() -> None:
     assert stats.kv_usage == 0
 
 
+def test_a_step_that_fails_while_it_saves_loses_what_it_would_have_saved_and_nothing_else() -> None:
+    core = fake_core(fake_options(num_blocks=6, block_size=2, offload_blocks=50))
+    runner = core.runner
+    assert isinstance(runner, FakeRunner)
+    for i in range(3):
+        core.add(request(f"r{i}", [i] * 3, replace(GREEDY, max_tokens=7)))
+    results = Results()
+    while core.stats().preemptions == 0:
+        runner.fail_next = None
+        results.add(core.step())
+        runner.fail_next = RuntimeError("a fault")  # in whichever step is the one that preempts
+    runner.fail_next = None
+    run(core, results)
+    for i in range(3):
+        if results[f"r{i}", 0].finish is not FinishReason.ERROR:
+            assert results[f"r{i}", 0].token_ids == greedy([i] * 3, 7)
+
+
 # -- any mix -------------------------------------------------------------------------------------------------
 
 PARAMS = st.builds(
@@ -567,6 +585,7 @@ def requests(draw: st.DrawFn, count: int = 7) -> list[GenerationRequest]:
     mixed=st.booleans(),
     cache=st.booleans(),
     overlap=st.booleans(),
+    offload=st.sampled_from([0, 3, 50]),
     data=st.data(),
 )
 @settings(max_examples=120, deadline=None)
@@ -580,6 +599,7 @@ def test_in_any_company_every_request_gets_the_tokens_it_would_get_alone(
     mixed: bool,
     cache: bool,
     overlap: bool,
+    offload: int,
     data: st.DataObject,
 ) -> None:
     longest = max(len(one.prompt_token_ids) + one.params.max_tokens for one in mix)
@@ -593,6 +613,7 @@ def test_in_any_company_every_request_gets_the_tokens_it_would_get_alone(
             policy=policy,
             mix=mixed,
             prefix_cache=cache,
+            offload_blocks=offload,
         )
     )
     results, aborted = Results(), set()

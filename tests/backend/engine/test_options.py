@@ -20,7 +20,8 @@ MODEL = Path("model")
         ({"max_num_seqs": 65, "max_num_batched_tokens": 64}, "must be at least max_num_seqs"),
         ({"watermark": 1.0}, r"watermark must be in \[0, 1\)"),
         ({"admission": "hopeful"}, "admission must be one of auto, optimistic, predicted, guaranteed"),
-        ({"max_preemptions": -1}, "must not be negative"),
+        ({"max_preemptions": -1}, "max_preemptions must not be negative"),
+        ({"offload_blocks": -1}, "offload_blocks must not be negative"),
     ],
 )
 def test_a_wrong_option_is_named_with_what_would_be_right(options: dict[str, object], match: str) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import transformers
 
+from backend.engine.batch import Batch
 from backend.engine.core import EngineCore
 from backend.engine.request import GenerationRequest, SamplingParams
 from backend.engine.runner import ModelRunner
@@ -103,7 +104,7 @@ def test_preemption_at_every_step_writes_what_transformers_writes(pair: Pair, ca
             results.add(core.step())
         for sequence in list(core.scheduler):
             if sequence.request.id == "r0":
-                core.scheduler._preempt(sequence)
+                core.scheduler._preempt(sequence, Batch(core.scheduler.pool))
         run(core, results)
         check(results, requests, reference)
 

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from backend.engine.batch import Batch
 from backend.engine.sequence import SequenceState
 from policies import Job
 from policies.predicted import Predicted
@@ -127,6 +128,14 @@ def test_forks_copy_the_last_block_only_when_they_write_and_the_last_holder_writ
     assert {source for source, _ in plan.copies} == {1}
 
 
+def test_no_choice_is_preempted_for_a_copy_that_the_last_holder_does_not_need() -> None:
+    driver = Driver(3, 2)
+    driver.add("a", prompt(1), 2, n=3)
+    driver.run()
+    assert driver.scheduler.preemptions == 0
+    assert all(driver.outputs["a", index] == greedy(prompt(1), 2) for index in range(3))
+
+
 def test_the_choices_of_one_request_need_their_seats_at_admission() -> None:
     driver = Driver(32, 4, max_num_seqs=3)
     driver.add("a", prompt(4), 3)
@@ -247,7 +256,7 @@ def test_preemption_at_every_possible_step_and_block_offset(at: int, cache: bool
     for _ in range(at):
         driver.step()
     if not sequence.state.over:
-        driver.scheduler._preempt(sequence)
+        driver.scheduler._preempt(sequence, Batch(driver.pool))
         driver.scheduler.check_integrity()
     driver.run()
     assert driver.outputs["a", 0] == greedy(prompt(7), 7)
@@ -258,7 +267,7 @@ def test_the_token_sampled_by_the_recomputation_is_the_next_token() -> None:
     sequence = driver.add("a", prompt(5), 8)
     for _ in range(4):
         driver.step()
-    driver.scheduler._preempt(sequence)
+    driver.scheduler._preempt(sequence, Batch(driver.pool))
     before = sequence.num_output_tokens
     driver.step()
     assert sequence.num_output_tokens == before + 1
@@ -325,6 +334,42 @@ def test_the_step_that_preempts_admits_nobody() -> None:
     driver.step()
     assert driver.scheduler.preemptions == 1
     assert driver.runner.steps[-1].query_lens == [1]
+
+
+@pytest.mark.parametrize("cache", [True, False])
+@pytest.mark.parametrize("block_size", [1, 2, 3, 4, 5])
+def test_offloaded_sequences_are_put_back_instead_of_computed_again(block_size: int, cache: bool) -> None:
+    computed = {}
+    for offload in (0, 100):
+        driver = Driver(-(-24 // block_size), block_size, prefix_cache=cache, offload_blocks=offload)
+        for i in range(4):
+            driver.add(f"r{i}", prompt(4 + i, i), 12)
+        driver.run()
+        assert driver.scheduler.preemptions > 0
+        assert (driver.runner.saved_blocks > 0) == (offload > 0)
+        for i in range(4):
+            assert driver.outputs[f"r{i}", 0] == greedy(prompt(4 + i, i), 12)
+        computed[offload] = driver.runner.tokens_computed
+    assert computed[100] == sum(4 + i + 11 for i in range(4)), "each token is computed exactly once"
+    if not cache:
+        assert computed[0] > computed[100]
+
+
+def test_the_offload_budget_is_kept_and_given_back_by_every_way_out() -> None:
+    driver = Driver(6, 2, offload_blocks=3)
+    first = driver.add("a", prompt(3), 8)
+    second = driver.add("b", prompt(3, 9), 8)
+    while second.saved is None:
+        assert driver.step()
+    assert second.saved.num_blocks <= 3
+    driver.scheduler.remove(second, SequenceState.ABORTED)
+    driver.scheduler.check_integrity()
+    assert second.saved is None
+    third = driver.add("c", prompt(1, 5), 10)
+    driver.run()
+    assert first.preemptions == 0
+    assert driver.outputs["c", 0] == greedy(prompt(1, 5), 10)
+    assert third.saved is None
 
 
 # -- admission -----------------------------------------------------------------------------------------------
@@ -456,6 +501,7 @@ REQUEST = st.tuples(
     mix=st.booleans(),
     cache=st.booleans(),
     admission=st.sampled_from(["optimistic", "predicted", "guaranteed"]),
+    offload=st.sampled_from([0, 2, 50]),
 )
 @settings(max_examples=150, deadline=None)
 def test_any_mix_in_a_barely_sufficient_pool_equals_solo_runs(
@@ -466,6 +512,7 @@ def test_any_mix_in_a_barely_sufficient_pool_equals_solo_runs(
     mix: bool,
     cache: bool,
     admission: str,
+    offload: int,
 ) -> None:
     longest = max(length + max_tokens for length, _, max_tokens, *_ in requests)
     driver = Driver(
@@ -476,6 +523,7 @@ def test_any_mix_in_a_barely_sufficient_pool_equals_solo_runs(
         prefill_chunk=chunk,
         mix=mix,
         admission=admission,
+        offload_blocks=offload,
         max_num_seqs=4,
         max_num_batched_tokens=8,
     )
