@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from math import inf
+import asyncio
 from time import monotonic
-from typing import Any
-
-from aiohttp import web
 
 from controller.observation import Result
 from policies.base import Job
+from policies.sizes import DEFAULT_OUTPUT_TOKENS
 from proxy.headers import RawHeaders
-from proxy.incoming import Incoming
+from proxy.incoming import Incoming, Upload
 from proxy.lease import Lease
 from proxy.matching import Candidate
 from proxy.merging import outcome_of
 from proxy.outcome import BadInput, Draining, NoRoute, Outcome, Refused, to_reply
-from proxy.pool import Pool
+from proxy.pool import ClassRules, Pool
 from proxy.relay import Framing, Relay, chunked_body, cut_short, reset
 from proxy.reply import head_bytes
 from proxy.service import Service
@@ -33,34 +31,18 @@ from proxy.wire.registry import detect
 __all__ = ["Flight"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
-_DEFAULT_OUTPUT_TOKENS = 256.0
-# Fields that differ between callers without making their requests different.
-_INDIFFERENT = frozenset(
-    {
-        b"accept",
-        b"accept-encoding",
-        b"accept-language",
-        b"baggage",
-        b"content-type",
-        b"cookie2",
-        b"traceparent",
-        b"tracestate",
-        b"user-agent",
-    }
-)
-_INDIFFERENT_PREFIX = b"x-stainless-"
 _OWN = frozenset({"/healthz", "/readyz"})
 
 
 class Flight:
     """One request on its way. Lives as long as the handler's call."""
 
-    __slots__ = ("call", "close", "incoming", "pool", "request", "service", "started", "ticket", "wire")
+    __slots__ = ("call", "close", "incoming", "pool", "service", "started", "ticket", "transport", "wire")
 
-    def __init__(self, service: Service, request: web.BaseRequest, incoming: Incoming, ticket: Ticket) -> None:
+    def __init__(self, service: Service, incoming: Incoming, transport: asyncio.Transport, ticket: Ticket) -> None:
         self.service = service
-        self.request = request
         self.incoming = incoming
+        self.transport = transport
         self.ticket = ticket
         self.pool: Pool | None = None
         self.wire: WireFormat | None = None
@@ -73,7 +55,7 @@ class Flight:
     def check(self) -> None:
         """Refuse what is ambiguous or too much; nothing that follows on such a connection can be trusted."""
         try:
-            self.incoming.check()
+            self.incoming.check(self.service.limits)
         except Refused:
             self.close = True
             raise
@@ -103,18 +85,18 @@ class Flight:
         else:
             candidate = service.table.choose(candidates, "") or candidate
         self.pool = candidate.pool
-        self._classify(candidate.pool)
-        if candidate.route.inspect and self.call is not None and candidate.pool.mergeable(self.call):
-            await self._merged(candidate.pool)
+        rules = self._classify(candidate.pool)
+        if self.call is not None and candidate.pool.mergeable(self.call):
+            await self._merged(candidate.pool, rules)
         elif candidate.route.queued:
-            await self._gated(candidate.pool)
+            await self._gated(candidate.pool, rules)
         else:
-            await self._relayed(candidate.pool)
+            await self._relayed(candidate.pool, rules)
 
     async def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> Candidate:
         """Read and parse the body, and choose the pool by the model that it names."""
         incoming = self.incoming
-        body = await incoming.body()
+        body = await incoming.body(self.service.limits)
         head = Head(incoming.method, path, incoming.target, incoming.fields.forwarded)
         try:
             call = candidate.wire.parse(candidate.route, head, body)
@@ -128,123 +110,109 @@ class Flight:
             raise Refused(NoRoute(call.model))
         return chosen
 
-    def _classify(self, pool: Pool) -> None:
-        """Fill in the class, the tenant and the job that the queue orders by."""
-        ticket, fields, config = self.ticket, self.incoming.fields, pool.config
-        klass = config.default_class
+    def _classify(self, pool: Pool) -> ClassRules:
+        """Fill in class and tenant, and return the rules of the class."""
+        ticket, rules = self.ticket, pool.rules
+        klass = pool.config.default_class
         if self.service.trust_headers:
-            wanted = fields.text(b"x-trimtab-class")
-            if wanted is not None and wanted in config.classes:
-                klass = wanted
-            ticket.tenant = (fields.text(b"x-trimtab-tenant") or "")[:128]
+            fields = self.incoming.fields
+            if fields.klass is not None and fields.klass in rules:
+                klass = fields.klass
+            ticket.tenant = fields.tenant
         ticket.klass = klass
-
-    def _deadline(self, pool: Pool) -> float | None:
-        """Return when the answer is worthless, by the caller, else by the class, else by the promise."""
-        timeout_ms = self.incoming.fields.positive_number(b"x-trimtab-timeout-ms")
-        if timeout_ms is not None:
-            return self.ticket.arrival + timeout_ms / 1000.0
-        class_ms = pool.config.classes[self.ticket.klass].deadline_ms
-        if class_ms is not None:
-            return self.ticket.arrival + class_ms / 1000.0
-        promised = pool.controller.slo.deadline_s
-        return None if promised is None else self.ticket.arrival + promised
+        return rules[klass]
 
     def _until(self, pool: Pool) -> float:
         """Return when patience with the whole request ends."""
-        total_s = pool.config.timeouts.total_ms / 1000.0
-        timeout_ms = self.incoming.fields.positive_number(b"x-trimtab-timeout-ms")
-        if timeout_ms is not None:
-            total_s = min(total_s, timeout_ms / 1000.0)
-        return self.ticket.arrival + total_s
+        timeout_s = self.incoming.fields.timeout_s
+        total_s = pool.total_s
+        return self.ticket.arrival + (total_s if timeout_s is None or timeout_s > total_s else timeout_s)
 
-    def _job(self, pool: Pool) -> tuple[Job, float, float]:
-        """Return the job, its predicted work in tokens, and when it gives up waiting."""
-        ticket, call, config = self.ticket, self.call, pool.config
-        deadline = self._deadline(pool)
-        job = Job(
-            ticket.id,
-            ticket.arrival,
-            config.classes[ticket.klass].slack_ms / 1000.0,
-            ticket.tenant,
-            1.0,
-            call.prompt_tokens if call is not None else 0,
-            None,
-            None,
-            deadline,
-            call.max_tokens if call is not None else None,
-        )
-        ticket.job = job
-        tokens = float(job.prompt_tokens)
+    def _job(self, pool: Pool, rules: ClassRules) -> tuple[Job, float, float]:
+        """Return the job, its predicted work in tokens, and when it gives up waiting.
+
+        The answer is worthless after the caller's own timeout, else the class's deadline, else the promise's.
+        """
+        ticket, call = self.ticket, self.call
+        span = self.incoming.fields.timeout_s
+        if span is None:
+            span = rules.deadline_s
+            if span is None:
+                span = pool.controller.slo.deadline_s
+        arrival = ticket.arrival
+        prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
+        tokens = float(prompt_tokens)
         if call is not None and call.route.generates:
-            tokens += min(_DEFAULT_OUTPUT_TOKENS, job.max_tokens or inf)
-        give_up = ticket.arrival + config.queue.max_wait_ms / 1000.0
-        return job, tokens, give_up if deadline is None else min(give_up, deadline)
+            tokens += (
+                max_tokens if max_tokens is not None and max_tokens < DEFAULT_OUTPUT_TOKENS else DEFAULT_OUTPUT_TOKENS
+            )
+        give_up = arrival + pool.max_wait_s
+        deadline = None
+        if span is not None:
+            deadline = arrival + span
+            if deadline < give_up:
+                give_up = deadline
+        ticket.job = job = Job(
+            ticket.id, arrival, rules.slack_s, ticket.tenant, 1.0, prompt_tokens, None, None, deadline, max_tokens
+        )
+        return job, tokens, give_up
 
-    async def _gated(self, pool: Pool) -> None:
+    async def _gated(self, pool: Pool, rules: ClassRules) -> None:
         """Wait for a slot, then call and relay."""
-        _, tokens, give_up = self._job(pool)
-        express = pool.config.classes[self.ticket.klass].express
-        outgoing = self._outgoing(pool)
-        lease = await pool.enter(self.ticket, tokens, express=express, deadline=give_up)
+        _, tokens, give_up = self._job(pool, rules)
+        outgoing = self._outgoing(rules)
+        lease = await pool.enter(self.ticket, tokens, express=rules.express, deadline=give_up)
         try:
             await self._call(pool, lease, outgoing)
         finally:
             lease.release()
 
-    async def _relayed(self, pool: Pool) -> None:
+    async def _relayed(self, pool: Pool, rules: ClassRules) -> None:
         """Call and relay without waiting for a slot."""
         self.ticket.queued = False
         lease = pool.unqueued()
         self.ticket.dispatched = monotonic()
         self.ticket.generation = pool.controller.setpoints.generation
         try:
-            await self._call(pool, lease, self._outgoing(pool))
+            await self._call(pool, lease, self._outgoing(rules))
         finally:
             lease.release()
 
-    async def _merged(self, pool: Pool) -> None:
+    async def _merged(self, pool: Pool, rules: ClassRules) -> None:
         """Wait for a part of a merged answer and write it."""
         call, wire = self.call, self.wire
         assert call is not None
         assert wire is not None
-        job, tokens, give_up = self._job(pool)
+        job, tokens, give_up = self._job(pool, rules)
         turn = MergeTurn(
             self.service.loop,
             self.ticket,
             job,
             call,
-            self._outgoing(pool),
+            self._outgoing(rules),
             wire,
             until=self._until(pool),
             tokens=tokens,
-            express=pool.config.classes[self.ticket.klass].express,
+            express=rules.express,
             deadline=give_up,
         )
-        answer = await pool.merged(turn, self._merge_key(call))
+        key = (call.compat_key, self.ticket.tenant, self.incoming.fields.identity())
+        answer = await pool.merged(turn, key)
         self._write_answer(answer, answer.body, len(answer.body))
 
-    def _merge_key(self, call: Call) -> Any:
-        """Return what must be equal for two requests to share a call: the key of the format, and the fields."""
-        fields = self.incoming.fields
-        own = [
-            field
-            for field in fields.forwarded
-            if (name := field[0].lower()) not in _INDIFFERENT and not name.startswith(_INDIFFERENT_PREFIX)
-        ]
-        return call.compat_key, fields.get(b"authorization"), self.ticket.tenant, tuple(own)
-
-    def _outgoing(self, pool: Pool) -> Outgoing:
+    def _outgoing(self, rules: ClassRules) -> Outgoing:
         """Describe the upstream call."""
         incoming, call = self.incoming, self.call
         fields = incoming.fields
-        lines = fields.next_hop(peer=incoming.peer, scheme=incoming.scheme, request_id=self.ticket.id)
-        slack_ms = pool.config.classes[self.ticket.klass].slack_ms
-        if call is not None and slack_ms:
-            lines.append(b"X-Trimtab-Class-Slack-Ms: %d\r\n" % slack_ms)
+        lines = b"%bX-Request-Id: %b\r\n%b" % (
+            fields.next_hop(incoming.peer, incoming.scheme),
+            self.ticket.id.encode("ascii"),
+            b"" if call is None else rules.slack_line,
+        )
+        target = incoming.target.encode("utf-8", "surrogateescape")
         outgoing = Outgoing(
             incoming.method.encode("ascii"),
-            incoming.target.encode("utf-8", "surrogateescape"),
+            target,
             lines,
             authorization=fields.get(b"authorization"),
             replayable=True,
@@ -259,7 +227,7 @@ class Flight:
                 outgoing.upgrade = b"websocket"
                 outgoing.replayable = False
         else:
-            outgoing.upload = incoming
+            outgoing.upload = Upload(incoming, self.service.limits.body_timeout_s)
             outgoing.length = incoming.length
             outgoing.expects_continue = incoming.expects_continue
             outgoing.replayable = False
@@ -302,19 +270,19 @@ class Flight:
 
     async def _tunnel(self, exchange: Exchange) -> None:
         """Switch protocols and pass bytes both ways until one side closes."""
-        ticket, protocol = self.ticket, self.request.protocol
+        ticket, protocol = self.ticket, self.incoming.protocol
         self.close = True
         upstream = exchange.connection.take_over()
-        tunnel = Tunnel(self.service.loop, protocol, self.incoming.transport, upstream)
+        tunnel = Tunnel(self.service.loop, protocol, self.transport, upstream)
         try:
             upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
             fields = exchange.fields.fields
             head = head_bytes(101, exchange.reason, fields, length=None, chunked=False, close=False, extra=[upgrade])
             self.started = True
-            self.incoming.transport.write(head)
+            self.transport.write(head)
             ticket.ended(Result.OK, 101)
             tunnel.start(exchange.upgrade_rest or b"")
-            await tunnel.run(self.request.writer.drain)
+            await tunnel.run(self.incoming.drain)
         finally:
             tunnel.abort()
 
@@ -333,8 +301,8 @@ class Flight:
         is_events = fields.is_event_stream
         relay = Relay(
             self.service.loop,
-            self.request.protocol,
-            incoming.transport,
+            self.incoming.protocol,
+            self.transport,
             framing,
             ticket.tap,
             self._error_frame if is_events else None,
@@ -352,7 +320,7 @@ class Flight:
             if data:
                 relay.piece(data)
             exchange.attach(relay)
-            await relay.finish(exchange, self.request.writer.drain)
+            await relay.finish(exchange, self.incoming.drain)
         finally:
             ticket.first_byte, ticket.last_byte = relay.first_byte, relay.last_byte
             if relay.broken:
@@ -414,9 +382,9 @@ class Flight:
         head = head_bytes(status, reason, fields, length=length, chunked=chunked, close=self.close, extra=extra)
         self.started = True
         ticket.code = status
-        self.incoming.transport.write(head + body if len(body) < 65536 else head)
+        self.transport.write(head + body if len(body) < 65536 else head)
         if len(body) >= 65536:
-            self.incoming.transport.write(body)
+            self.transport.write(body)
 
     def _own(self, path: str) -> None:
         """Answer the probes of whoever runs us."""
@@ -432,7 +400,7 @@ class Flight:
 
     def refuse(self, outcome: Outcome) -> None:
         """Answer with an outcome, or break off when an answer has begun."""
-        ticket, transport = self.ticket, self.incoming.transport
+        ticket, transport = self.ticket, self.transport
         if self.started:
             self.close = True
             reset(transport)

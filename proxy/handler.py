@@ -54,18 +54,16 @@ class Handler:
     def table(self, table: RouteTable) -> None:
         self.service.table = table
 
-    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def __call__(self, incoming: Incoming) -> web.StreamResponse:
         """Serve one request; the answer has been written when this returns."""
         service = self.service
-        transport = request.transport
+        transport = incoming.transport
         if transport is None:
             raise ConnectionResetError("the client left before its request was looked at")
-        incoming = Incoming(request, transport, service.limits)
-        fields = incoming.fields
-        ticket = Ticket(self._request_id(fields), monotonic())
+        ticket = Ticket(self._request_id(incoming.fields), monotonic())
         lifecycle = service.lifecycle
         lifecycle.entered()
-        flight = Flight(service, request, incoming, ticket)
+        flight = Flight(service, incoming, transport, ticket)
         try:
             flight.check()
             await flight.serve()
@@ -85,8 +83,8 @@ class Handler:
         finally:
             lifecycle.left()
             flight.observe()
-        if request.protocol.writing_paused:
-            await request.writer.drain()
+        if incoming.protocol.writing_paused:
+            await incoming.drain()
         return SENT_CLOSE if flight.close else SENT_KEEP
 
     def _request_id(self, fields: RequestFields) -> str:

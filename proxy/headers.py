@@ -11,7 +11,7 @@ __all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options"
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-_FORWARD, _DROP, _NOTE, _NOTE_AND_FORWARD, _CONNECTION, _HOST = range(6)
+_FORWARD, _DROP, _NOTE, _NOTE_AND_FORWARD, _CONNECTION, _HOST, _LENGTH = range(7)
 
 # RFC 9110 section 7.6.1: fields that speak about one connection, whether or not Connection names them; then
 # fields that are written anew for the next hop; then fields whose values we need.
@@ -24,7 +24,7 @@ _REQUEST: dict[bytes, int] = {
     b"trailer": _DROP,
     b"transfer-encoding": _NOTE,
     b"upgrade": _NOTE,
-    b"content-length": _NOTE,
+    b"content-length": _LENGTH,
     b"host": _HOST,
     b"expect": _NOTE,
     b"via": _NOTE,
@@ -66,9 +66,26 @@ def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 class RequestFields:
-    """A request's fields, sorted into those that go on and those that were meant for us."""
+    """A request's fields, sorted into those that go on and those that were meant for us.
 
-    __slots__ = ("_noted", "forwarded", "hosts", "named")
+    Immutable, and without the value of Content-Length, so that one object serves every request of a connection
+    whose fields are `same_as` the one before: clients repeat themselves.
+    """
+
+    __slots__ = (
+        "_hop",
+        "_identity",
+        "_length_at",
+        "_noted",
+        "_raw",
+        "checked",
+        "forwarded",
+        "hosts",
+        "klass",
+        "named",
+        "tenant",
+        "timeout_s",
+    )
 
     def __init__(self, headers: RawHeaders) -> None:
         forwarded: list[tuple[bytes, bytes]] = []
@@ -76,7 +93,8 @@ class RequestFields:
         named: set[bytes] | None = None
         hosts = 0
         kinds = _REQUEST
-        for field in headers:
+        self._length_at = -1
+        for index, field in enumerate(headers):
             name = field[0].lower()
             kind = kinds.get(name, _FORWARD)
             if kind == _FORWARD:
@@ -91,6 +109,8 @@ class RequestFields:
                     noted.setdefault(name, field[1])
                 if kind == _NOTE_AND_FORWARD:
                     forwarded.append(field)
+            elif kind == _LENGTH:
+                self._length_at = index
             elif kind == _HOST:
                 hosts += 1
                 noted[name] = field[1]
@@ -100,12 +120,45 @@ class RequestFields:
             forwarded = [field for field in forwarded if field[0].lower() not in named]
             for name in named & _STRIPPABLE:
                 noted.pop(name, None)
+        self._raw = headers
+        self._noted = noted
+        self._hop: bytes | None = None
+        self._identity: tuple[object, ...] | None = None
         self.forwarded = forwarded
         self.hosts = hosts
         """How many Host fields there were."""
         self.named = named
         """Options of Connection beyond keep-alive and close; None when there were none."""
-        self._noted = noted
+        self.checked = False
+        """Whether somebody has looked at them and found nothing ambiguous."""
+        self.klass = self.text(b"x-trimtab-class")
+        """The class that the caller asks for."""
+        self.tenant = (self.text(b"x-trimtab-tenant") or "")[:_MAX_TENANT]
+        """The tenant that the caller claims to be."""
+        timeout_ms = self.positive_number(b"x-trimtab-timeout-ms")
+        self.timeout_s = None if timeout_ms is None else timeout_ms / 1000.0
+        """How long the caller is willing to wait for the whole answer."""
+
+    def same_as(self, headers: RawHeaders) -> bool:
+        """Tell whether `headers` are these again, but for the value of Content-Length."""
+        mine, at = self._raw, self._length_at
+        if at < 0:
+            return headers == mine
+        return (
+            len(headers) == len(mine)
+            and headers[:at] == mine[:at]
+            and headers[at][0] == mine[at][0]
+            and headers[at + 1 :] == mine[at + 1 :]
+        )
+
+    def length_of(self, headers: RawHeaders) -> int | None:
+        """Return the Content-Length among `headers`, which are the `same_as` these; None when there is none."""
+        return None if self._length_at < 0 else int(headers[self._length_at][1])
+
+    @property
+    def has_length(self) -> bool:
+        """Whether there is a Content-Length."""
+        return self._length_at >= 0
 
     def get(self, name: bytes) -> bytes | None:
         """Return the first value of a field that was noted (lower-case `name`); lists are joined."""
@@ -127,26 +180,54 @@ class RequestFields:
             return None
         return number if 0.0 < number < 1e12 else None
 
-    def next_hop(self, *, peer: str, scheme: str, request_id: str) -> list[bytes]:
-        """Return the lines for the upstream, without Host, credential and framing, each ended by CRLF."""
-        noted = self._noted
-        lines = [b"%b: %b\r\n" % field for field in self.forwarded]
-        chain = noted.get(b"x-forwarded-for")
-        peer_bytes = peer.encode("latin-1")
-        via = noted.get(b"via")
-        lines.append(
-            b"X-Forwarded-For: %b\r\nX-Forwarded-Host: %b\r\nX-Forwarded-Proto: %b\r\nVia: %b\r\nX-Request-Id: %b\r\n"
-            % (
-                peer_bytes if chain is None else b"%b, %b" % (chain, peer_bytes),
+    def next_hop(self, peer: str, scheme: str) -> bytes:
+        """Return the lines for the upstream, each ended by CRLF.
+
+        Not among them: Host, credential and framing, which depend on the upstream, and the request's id. `peer`
+        and `scheme` belong to the connection; the first call decides.
+        """
+        if self._hop is None:
+            noted = self._noted
+            chain, via, address = noted.get(b"x-forwarded-for"), noted.get(b"via"), peer.encode("latin-1")
+            self._hop = b"%bX-Forwarded-For: %b\r\nX-Forwarded-Host: %b\r\nX-Forwarded-Proto: %b\r\nVia: %b\r\n" % (
+                lines_of(self.forwarded),
+                address if chain is None else b"%b, %b" % (chain, address),
                 noted.get(b"x-forwarded-host") or noted.get(b"host", b""),
                 noted.get(b"x-forwarded-proto") or scheme.encode(),
                 b"1.1 trimtab" if via is None else b"%b, 1.1 trimtab" % via,
-                request_id.encode("latin-1"),
             )
-        )
-        return lines
+        return self._hop
+
+    def identity(self) -> tuple[object, ...]:
+        """Return what of these fields must be equal for two requests to share an upstream call.
+
+        That is the credential, and everything that goes on but for what differs between callers without making
+        their requests different.
+        """
+        if self._identity is None:
+            own = [
+                field
+                for field in self.forwarded
+                if (name := field[0].lower()) not in _INDIFFERENT and not name.startswith(_INDIFFERENT_PREFIX)
+            ]
+            self._identity = (self._noted.get(b"authorization"), *own)
+        return self._identity
 
 
+_MAX_TENANT = 128
+_INDIFFERENT = frozenset(
+    {
+        b"accept",
+        b"accept-encoding",
+        b"accept-language",
+        b"baggage",
+        b"content-type",
+        b"traceparent",
+        b"tracestate",
+        b"user-agent",
+    }
+)
+_INDIFFERENT_PREFIX = b"x-stainless-"
 _LISTS = frozenset({b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade"})
 _STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 

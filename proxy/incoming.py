@@ -6,13 +6,15 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from typing import Any
+from urllib.parse import unquote
 
 from aiohttp import HttpVersion10, HttpVersion11, web
+from aiohttp.http_parser import RawRequestMessage
 
 from proxy.headers import RequestFields
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused, SlowClient
 
-__all__ = ["Incoming", "Limits"]
+__all__ = ["Incoming", "Limits", "Upload"]
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED = 1
@@ -37,46 +39,83 @@ class Limits:
 
 
 class Incoming:
-    """One request: its head checked, its body read whole or piece by piece. Raises Refused."""
+    """One request: its head checked, its body read whole or piece by piece. Raises Refused.
 
-    __slots__ = ("_content", "_limits", "_request", "fields", "http11", "keep_alive", "method", "target", "transport")
+    aiohttp's server makes these in place of its own request objects, of which we need little; what it asks of
+    them is in `_cancel`, `_finish` and `_task`.
+    """
 
-    def __init__(self, request: web.BaseRequest, transport: asyncio.Transport, limits: Limits) -> None:
-        self._request = request
-        self._limits = limits
-        self._content: Any = request.content
-        self.transport = transport
-        self.method: str = request.method
-        self.target: str = request.raw_path
-        self.http11: bool = request.version >= HttpVersion11
-        self.keep_alive: bool = self.http11 and request.keep_alive
-        self.fields = RequestFields(request.raw_headers)
+    __slots__ = (
+        "_content",
+        "_raw",
+        "_task",
+        "_version",
+        "_writer",
+        "fields",
+        "http11",
+        "keep_alive",
+        "length",
+        "method",
+        "protocol",
+        "target",
+        "transport",
+    )
 
-    def check(self) -> None:
+    def __init__(self, message: RawRequestMessage, content: Any, protocol: Any, writer: Any) -> None:
+        raw = message.raw_headers
+        fields: RequestFields | None = protocol.seen
+        if fields is None or not fields.same_as(raw):
+            fields = protocol.seen = RequestFields(raw)
+        self._raw = raw
+        self._content = content
+        self._writer = writer
+        self._version = message.version
+        self._task: object = None
+        self.fields = fields
+        self.protocol = protocol
+        self.transport: asyncio.Transport | None = protocol.transport
+        """The client's connection; None when it was lost before anybody looked."""
+        self.method: str = message.method
+        self.target: str = message.path
+        self.http11: bool = message.version >= HttpVersion11
+        self.keep_alive: bool = self.http11 and not message.should_close
+        self.length = fields.length_of(raw)
+        """The declared length of the body; None when it is chunked or there is none."""
+
+    def _cancel(self, error: BaseException) -> None:
+        """The client left: whoever reads the body is to know."""
+        self._content.set_exception(error)
+
+    def _finish(self) -> None:
+        """The answer has been written."""
+
+    def check(self, limits: Limits) -> None:
         """Refuse what could be read in two ways (RFC 9112 sections 3.2 and 6.1)."""
+        if not self.fields.checked or not self.http11:
+            self._check_fields(limits.max_header_bytes)
+        if self.target[:1] != "/":
+            self._origin_form()
+
+    def _check_fields(self, max_bytes: int) -> None:
         fields = self.fields
-        if self._request.version < HttpVersion10:
+        if self._version < HttpVersion10:
             raise Refused(BadInput("HTTP/0.9 is not understood."))
         if fields.hosts != 1 and (self.http11 or fields.hosts > 1):
             raise Refused(BadInput("A request must have exactly one Host field."))
-        if fields.get(b"transfer-encoding") is not None:
-            coding = fields.get(b"transfer-encoding") or b""
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None:
             if not self.http11:
                 raise Refused(BadInput("HTTP/1.0 knows no Transfer-Encoding."))
-            if fields.get(b"content-length") is not None:
+            if fields.has_length:
                 raise Refused(BadInput("Content-Length and Transfer-Encoding exclude each other."))
             if coding.strip().lower() != b"chunked":
                 raise Refused(BadInput("The only Transfer-Encoding understood is chunked."))
         expect = fields.get(b"expect")
         if expect is not None and self.http11 and expect.strip().lower() != b"100-continue":
             raise Refused(ExpectationFailed())
-        if self.target[:1] != "/":
-            self._origin_form()
-        headers = self._request.raw_headers
-        if len(headers) > 16:
-            size = sum([len(name) + len(value) + 4 for name, value in headers])
-            if size > self._limits.max_header_bytes:
-                raise Refused(HeadersTooLarge())
+        if sum([len(name) + len(value) + 4 for name, value in self._raw]) > max_bytes:
+            raise Refused(HeadersTooLarge())
+        fields.checked = self.http11
 
     def _origin_form(self) -> None:
         """Bring an absolute target into origin form; its authority must be the Host's (RFC 9112 section 3.2.2)."""
@@ -96,29 +135,23 @@ class Incoming:
     @property
     def path(self) -> str:
         """The decoded path."""
-        return self._request.path
+        return unquote(self.target.partition("?")[0], errors="replace")
 
     @property
     def peer(self) -> str:
         """The client's address."""
-        name = self._request.protocol.peername
+        name = self.protocol.peername
         return name[0] if isinstance(name, tuple) else ""
 
     @property
     def scheme(self) -> str:
         """The scheme the client used."""
-        return "http" if self._request.protocol.ssl_context is None else "https"
+        return "http" if self.protocol.ssl_context is None else "https"
 
     @property
     def complete(self) -> bool:
         """Whether the whole body has arrived (or there is none)."""
         return bool(self._content.is_eof())
-
-    @property
-    def length(self) -> int | None:
-        """The declared length of the body; None when it is chunked or there is none."""
-        value = self.fields.get(b"content-length")
-        return None if value is None else int(value)
 
     @property
     def expects_continue(self) -> bool:
@@ -134,14 +167,18 @@ class Incoming:
             return False
         return self.http11 and self.method == "GET" and upgrade.strip().lower() == b"websocket"
 
+    async def drain(self) -> None:
+        """Wait until the client takes more."""
+        await self._writer.drain()
+
     def body_now(self) -> bytes:
         """Return the body, which must be `complete`."""
         data: bytes = self._content.read_nowait(-1)
         return data
 
-    async def body(self) -> bytes:
+    async def body(self, limits: Limits) -> bytes:
         """Read the whole body."""
-        limit = self._limits.max_body_bytes
+        limit = limits.max_body_bytes
         if self.complete:
             data = self.body_now()
             if len(data) > limit:
@@ -152,7 +189,7 @@ class Incoming:
             raise Refused(BodyTooLarge(limit))
         pieces: list[bytes] = []
         size = 0
-        async for piece in self.pieces():
+        async for piece in self.pieces(limits.body_timeout_s):
             size += len(piece)
             if size > limit:
                 raise Refused(BodyTooLarge(limit))
@@ -161,17 +198,20 @@ class Incoming:
 
     def gone(self) -> bool:
         """Whether the client closed its connection, though its body is not being read (Linux only)."""
-        sock = self.transport.get_extra_info("socket")
-        if sock is None or _TCP_INFO is None or self.transport.is_closing():
-            return self.transport.is_closing()
+        transport = self.transport
+        if transport is None or transport.is_closing():
+            return True
+        sock = transport.get_extra_info("socket")
+        if sock is None or _TCP_INFO is None:
+            return False
         state: int = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 8)[0]
         return state != _ESTABLISHED
 
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """Read the body piece by piece, no faster than it is consumed. Has no size limit."""
-        if self.expects_continue:
+    async def pieces(self, patience: float) -> AsyncIterator[bytes]:
+        """Read the body piece by piece, no faster than it is consumed, each within `patience` seconds."""
+        if self.expects_continue and self.transport is not None:
             self.transport.write(_CONTINUE)
-        content, patience = self._content, self._limits.body_timeout_s
+        content = self._content
         while True:
             try:
                 async with asyncio.timeout(patience):
@@ -183,3 +223,21 @@ class Incoming:
             if not piece:
                 return
             yield piece
+
+
+class Upload:
+    """A request's body on its way to an upstream, without ever being held."""
+
+    __slots__ = ("_incoming", "_patience")
+
+    def __init__(self, incoming: Incoming, patience: float) -> None:
+        self._incoming = incoming
+        self._patience = patience
+
+    def pieces(self) -> AsyncIterator[bytes]:
+        """Read it, no faster than it is consumed."""
+        return self._incoming.pieces(self._patience)
+
+    def gone(self) -> bool:
+        """Whether the client left."""
+        return self._incoming.gone()

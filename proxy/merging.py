@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, log2
 
 from proxy.batcher import Batch
+from proxy.headers import lines_of
 from proxy.lease import Lease
 from proxy.outcome import InternalFault, NoUpstream, Outcome, UpstreamFailed, UpstreamTimeout
 from proxy.turn import Answer, MergeTurn
@@ -189,13 +190,12 @@ class MergeRun:
         first = members[0].outgoing
         replaced = self._wire.merge_headers(calls, body)
         names = tuple(name + b":" for name, _ in replaced) + _REPLACED
-        lines = [line for line in first.lines if not line.lower().startswith(names)]
-        lines += [b"%b: %b\r\n" % field for field in replaced]
-        lines.append(b"Accept: application/json\r\nAccept-Encoding: identity\r\n" if not replaced else b"")
+        kept = [line for line in first.lines.splitlines(True) if not line.lower().startswith(names)]
+        own = lines_of(replaced) if replaced else b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
         return Outgoing(
             first.method,
             first.target,
-            lines,
+            b"".join(kept) + own,
             body=body,
             authorization=first.authorization,
             replayable=True,

@@ -15,7 +15,7 @@ from policies.registry import create_policy
 from proxy.admission import Admission
 from proxy.batcher import Batch, ClosedBy, Former, GateBatcher, MergeBatcher, Plain
 from proxy.clock import Clock
-from proxy.config.model import PoolConfig
+from proxy.config.model import ClassConfig, PoolConfig
 from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
 from proxy.merging import MergeRun
@@ -31,7 +31,7 @@ from proxy.upstream.group import Group
 from proxy.upstream.probe import Prober
 from proxy.wire.base import Call, Route
 
-__all__ = ["Pool", "controller_for"]
+__all__ = ["ClassRules", "Pool", "controller_for"]
 
 log = logging.getLogger("trimtab.proxy")
 
@@ -56,6 +56,19 @@ def _mode(config: PoolConfig) -> Literal["merge", "gate"]:
         return config.dispatch
     defaults = {load_profile(upstream.profile).dispatch.default for upstream in config.upstreams}
     return "merge" if defaults == {"merge"} else "gate"
+
+
+class ClassRules:
+    """A priority class as the hot path wants it."""
+
+    __slots__ = ("deadline_s", "express", "slack_line", "slack_s")
+
+    def __init__(self, config: ClassConfig) -> None:
+        self.slack_s = config.slack_ms / 1000.0
+        self.express = config.express
+        self.deadline_s = None if config.deadline_ms is None else config.deadline_ms / 1000.0
+        self.slack_line = b"X-Trimtab-Class-Slack-Ms: %d\r\n" % config.slack_ms if config.slack_ms else b""
+        """What tells a worker of ours about the class."""
 
 
 class Pool:
@@ -129,6 +142,10 @@ class Pool:
         """Whether it takes requests whatever model they name."""
         self._profiles = tuple(load_profile(upstream.profile) for upstream in config.upstreams)
         self._merged_routes: dict[str, bool] = {}
+        self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
+        """What each class means, in seconds."""
+        self.total_s = config.timeouts.total_ms / 1000.0
+        self.max_wait_s = config.queue.max_wait_ms / 1000.0
 
     # -- what is going on ----------------------------------------------------------------------------------
 

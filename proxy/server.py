@@ -6,13 +6,15 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from proxy.handler import Handler
+from proxy.headers import RequestFields
+from proxy.incoming import Incoming
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.reply import SENT_CLOSE, head_bytes
 from proxy.wire.registry import wire_format
@@ -63,7 +65,12 @@ class ServerLimits:
 class _Protocol(RequestHandler):
     """aiohttp's server protocol, answering what it refuses in JSON and with the right code."""
 
-    __slots__ = ()
+    __slots__ = ("seen",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.seen: RequestFields | None = None
+        """The fields of the connection's latest request."""
 
     def handle_error(
         self,
@@ -87,11 +94,18 @@ class _Protocol(RequestHandler):
         return SENT_CLOSE
 
 
+def _incoming(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Incoming:
+    """Make what a handler is called with, in the way aiohttp asks for it."""
+    return Incoming(message, payload, protocol, writer)
+
+
 class _Server(web.Server):
     """Makes protocols, up to a number of open connections."""
 
     def __init__(self, handler: Handler, max_connections: int, **options: Any) -> None:
-        super().__init__(handler, handler_cancellation=True, **options)
+        super().__init__(
+            cast(Any, handler), request_factory=cast(Any, _incoming), handler_cancellation=True, **options
+        )
         self._max_connections = max_connections
 
     def __call__(self) -> RequestHandler:

@@ -27,8 +27,8 @@ class Upload(Protocol):
 class Outgoing:
     """Method, target, fields and body of one upstream call.
 
-    `lines` are whole header lines without Host and framing. Exactly one framing is added: Content-Length where the
-    length is known, chunked where it is not, none where there is no body.
+    `lines` are whole header lines without Host, credential and framing. Exactly one framing is added:
+    Content-Length where the length is known, chunked where it is not, none where there is no body.
     """
 
     __slots__ = (
@@ -50,7 +50,7 @@ class Outgoing:
         self,
         method: bytes,
         target: bytes,
-        lines: list[bytes],
+        lines: bytes,
         *,
         body: bytes = b"",
         authorization: bytes | None = None,
@@ -100,7 +100,7 @@ class Outgoing:
             endpoint.address.prefix,
             self.target,
             endpoint.host_line,
-            b"".join(self.lines),
+            self.lines,
             b"Authorization: %b\r\n" % credential if credential else b"",
             framing,
         )

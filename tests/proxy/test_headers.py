@@ -40,7 +40,7 @@ def test_next_hop_appends_to_what_earlier_hops_wrote() -> None:
     fields = RequestFields(
         [(b"Host", b"a"), (b"X-Forwarded-For", b"1"), (b"X-Forwarded-For", b"2"), (b"Via", b"1.0 x")]
     )
-    lines = b"".join(fields.next_hop(peer="9", scheme="https", request_id="r"))
+    lines = fields.next_hop("9", "https")
     assert b"X-Forwarded-For: 1, 2, 9\r\n" in lines
     assert b"Via: 1.0 x, 1.1 trimtab\r\n" in lines
     assert b"X-Forwarded-Proto: https\r\n" in lines
@@ -80,3 +80,30 @@ def test_a_head_has_one_framing(fields: list[tuple[bytes, bytes]], length: int, 
     assert sum(line.startswith((b"content-length:", b"transfer-encoding:")) for line in lines) == 1
     assert head.endswith(b"\r\n\r\n")
     assert head.count(b"\r\n\r\n") == 1
+
+
+@given(FIELDS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 20))
+def test_fields_are_the_same_again_whatever_the_length(
+    fields: list[tuple[bytes, bytes]], first: int, second: int, at: int
+) -> None:
+    one = (*fields[:at], (b"Content-Length", b"%d" % first), *fields[at:])
+    other = (*fields[:at], (b"Content-Length", b"%d" % second), *fields[at:])
+    parsed = RequestFields(one)
+    assert parsed.same_as(other)
+    assert parsed.length_of(other) == second
+    assert not parsed.same_as((*other, (b"X", b"y")))
+    assert not parsed.same_as(tuple(fields))
+    if fields:
+        changed = [(name, value + b"!") for name, value in fields]
+        assert not parsed.same_as((*changed[:at], (b"Content-Length", b"%d" % first), *changed[at:]))
+
+
+def test_callers_share_a_call_only_with_equal_credentials_and_fields() -> None:
+    def identity(*fields: tuple[bytes, bytes]) -> tuple[object, ...]:
+        return RequestFields([(b"Host", b"a"), *fields]).identity()
+
+    assert identity((b"User-Agent", b"x"), (b"Accept", b"1")) == identity((b"user-agent", b"y"))
+    assert identity((b"X-Stainless-Lang", b"x")) == identity()
+    assert identity((b"Authorization", b"1")) != identity((b"Authorization", b"2"))
+    assert identity((b"OpenAI-Project", b"1")) != identity()
+    assert identity((b"Cookie", b"1")) != identity((b"Cookie", b"2"))
