@@ -235,8 +235,6 @@ def check_end_to_end(device: torch.device, *, tiny: bool) -> bool:
         tokenizers.Tokenizer(tokenizers.models.WordLevel(vocabulary, unk_token="t0")).save(f"{folder}/tokenizer.json")
         ours_s, ours = _run_engine(Path(folder), device, prompts, most)
     print(f"whole    the engine: {count} requests, {count * most} tokens in {ours_s:.2f} s")
-    if device.type != "cuda":
-        return all(len(ids) == most for ids in ours)
     generation = transformers.GenerationConfig(
         max_new_tokens=most, do_sample=False, eos_token_id=-1, pad_token_id=0, use_cache=True
     )
