@@ -7,11 +7,12 @@ import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from controller.decision import Decision
 from controller.loop import PoolController
+from controller.observation import Observation
 from proxy import logs
 from proxy.admin.expiry import Expiry
 from proxy.admin.operator import PoolView, Reloaded
@@ -154,6 +155,10 @@ class Proxy:
         self.metrics.slo_changed(pool.name, pool.controller.slo)
         self.keeper.note(decision)
         pool.knobs_changed()
+
+    def recent(self, pool: str) -> Sequence[Observation]:
+        """Return the last finished requests of a pool, oldest first."""
+        return self.traffic.recent(pool)
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest decisions of operators, newest first."""

@@ -21,7 +21,7 @@ from proxy.admin.schemas import (
 )
 from proxy.admin.views import etag, merged_slo, pool_summary, restored_slo, show_decision
 
-__all__ = ["KNOBS", "MAX_DECISIONS", "PoolsApi"]
+__all__ = ["KNOBS", "MAX_DECISIONS", "PoolsApi", "check_bounds"]
 
 KNOBS = ("max_batch_size", "window_ms")
 MAX_DECISIONS = 1000
@@ -58,7 +58,7 @@ class PoolsApi(Group):
         given = {name: getattr(patch, name) for name in KNOBS if name in patch.model_fields_set}
         pins = {name: float(value) for name, value in given.items() if value is not None}
         freed = [name for name, value in given.items() if value is None]
-        _check_bounds(pool, pins)
+        check_bounds(pool, pins)
         undo = undo_of(pool, "setpoints")
         if pins:
             self.change(request, pool, lambda now, actor: pool.controller.pin(pins, now, actor), "body")
@@ -160,7 +160,8 @@ class PoolsApi(Group):
             self.operator.expiry.put(pool.name, kind, for_s, undo)
 
 
-def _check_bounds(pool: PoolView, pins: dict[str, float]) -> None:
+def check_bounds(pool: PoolView, pins: dict[str, float]) -> None:
+    """Raise ApiError 422 for a pin outside the range that the pool's configuration allows."""
     for name, value in pins.items():
         allowed = getattr(pool.config.setpoints, name)
         if not allowed.min <= value <= allowed.max:

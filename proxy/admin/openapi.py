@@ -88,6 +88,11 @@ OPERATIONS = (
         body=schemas.RollbackIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
     ),
     Operation(
+        "POST", f"{_POOL}/what-if", "post_what_if",
+        "Try a change on paper: the last minutes' requests, simulated with and without it.", schemas.WhatIfOut,
+        body=schemas.WhatIfIn, problems=(404, 409, *_BODY_FAULTS, 503),
+    ),
+    Operation(
         "GET", f"{_POOL}/decisions", "list_decisions", "What was decided and why.", schemas.DecisionsOut,
         parameters=(
             Parameter("limit", "query", "At most so many.", {

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
+from controller.observation import Observation
 from proxy.clock import Clock
 from proxy.config.model import Config, PoolConfig
 from proxy.metrics import Metrics
@@ -92,6 +93,10 @@ class Operator(Protocol):
 
     def decided(self, pool: PoolView, decision: Decision) -> None:
         """Act on a decision somebody made about `pool`: count it, and let through whoever can go now."""
+        ...
+
+    def recent(self, pool: str) -> Sequence[Observation]:
+        """Return the last finished requests of a pool, oldest first."""
         ...
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:

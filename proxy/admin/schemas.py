@@ -14,6 +14,7 @@ __all__ = [
     "DecisionOut",
     "DecisionsOut",
     "FieldError",
+    "FiguresOut",
     "FreezeIn",
     "Health",
     "LawIn",
@@ -29,6 +30,8 @@ __all__ = [
     "ShadowIn",
     "SloOut",
     "SloPatch",
+    "WhatIfIn",
+    "WhatIfOut",
 ]
 
 _DAY_MS = 86_400_000.0
@@ -88,6 +91,14 @@ class RollbackIn(Section):
     decision: int = Field(ge=1, le=10**15, description="Id of the decision to undo.")
 
 
+class WhatIfIn(Section):
+    """A change to try on paper: promise, pins and law, each as in its own operation."""
+
+    slo: SloPatch | None = Field(default=None, description="Targets to change.")
+    setpoints: SetpointsPatch | None = Field(default=None, description="Knobs to pin.")
+    law: LawIn | None = Field(default=None, description="Another law.")
+
+
 class SloOut(_Out):
     """The promise in force."""
 
@@ -137,6 +148,29 @@ class PoolsOut(_Out):
     """Every pool."""
 
     pools: list[PoolSummary]
+
+
+class FiguresOut(_Out):
+    """What became of the requests in a simulation."""
+
+    offered: int = Field(description="Requests that came.")
+    goodput: float = Field(description="On-time answers a second.")
+    late_share: float = Field(description="Late, of those served.")
+    refused_share: float = Field(description="Refused on arrival, of those offered.")
+    shed_share: float = Field(description="Let in and dropped later, of those offered.")
+    failed_share: float = Field(description="Failed, of those offered.")
+    p50_s: float | None = Field(description="Median from arrival to the end; null when none was served.")
+    p99_s: float | None = Field(description="99th percentile of the same.")
+    mean_batch_limit: float = Field(description="Mean of max_batch_size over time.")
+
+
+class WhatIfOut(_Out):
+    """The last minutes' requests, played under the settings in force and under the proposed ones."""
+
+    requests: int = Field(description="How many were played.")
+    span_s: float = Field(description="Over which time they had come.")
+    now: FiguresOut
+    then: FiguresOut
 
 
 class DecisionOut(_Out):

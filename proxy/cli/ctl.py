@@ -14,7 +14,7 @@ import click
 import yaml
 
 from proxy.cli.client import AdminClient, Refusal, Unreachable
-from proxy.cli.tables import decision_line, pool_text, pools_table
+from proxy.cli.tables import decision_line, pool_text, pools_table, what_if_text
 
 __all__ = ["command"]
 
@@ -188,6 +188,25 @@ def freeze(context: _Context, off: bool, for_s: float | None) -> None:
 def rollback(context: _Context, decision: int) -> None:
     """Undo a decision, by its number."""
     context.say_pool(context.client.send("POST", f"{context.base}/rollback", {"decision": decision}))
+
+
+@command.command("what-if")
+@click.argument("changes", nargs=-1, metavar="KEY=VALUE...")
+@click.option("--law", "law_name", help="Another law.")
+@_talks
+def what_if(context: _Context, changes: tuple[str, ...], law_name: str | None) -> None:
+    """Try a change on paper: ttft_ms=400 max_batch_size=8 --law fixed."""
+    given = _pairs(changes)
+    pins = {key: given.pop(key) for key in ("max_batch_size", "window_ms") if key in given}
+    body: dict[str, Any] = {}
+    if given:
+        body["slo"] = given
+    if pins:
+        body["setpoints"] = pins
+    if law_name is not None:
+        body["law"] = {"law": law_name}
+    found = context.client.send("POST", f"{context.base}/what-if", body)
+    context.say(found, what_if_text(found))
 
 
 @command.command()

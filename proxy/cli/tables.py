@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["decision_line", "pool_text", "pools_table", "table"]
+__all__ = ["decision_line", "pool_text", "pools_table", "table", "what_if_text"]
 
 _TARGETS = ("ttft", "tpot", "e2e", "queue")
 
@@ -81,6 +81,28 @@ def pool_text(pool: dict[str, Any]) -> str:
     notes = ["the law is frozen"] if pool.get("frozen") else []
     notes += [f"{one['kind']} goes back in {one['in_s']:g} s" for one in pool.get("expiring", ())]
     return "\n\n".join(parts) + ("\n\n" + "\n".join(notes) if notes else "")
+
+
+def what_if_text(found: dict[str, Any]) -> str:
+    """Return the figures of a simulation side by side."""
+    rows = [
+        (title, _scaled(found["now"][key], scale), _scaled(found["then"][key], scale))
+        for title, key, scale in (
+            ("on time, per second", "goodput", 1.0),
+            ("late, % of served", "late_share", 100.0),
+            ("refused, %", "refused_share", 100.0),
+            ("shed, %", "shed_share", 100.0),
+            ("P50, ms", "p50_s", 1000.0),
+            ("P99, ms", "p99_s", 1000.0),
+            ("batch limit, mean", "mean_batch_limit", 1.0),
+        )
+    ]
+    head = f"{found['requests']} requests of {found['span_s']:.0f} s, simulated"
+    return f"{head}\n{table(('', 'NOW', 'THEN'), rows)}"
+
+
+def _scaled(value: float | None, scale: float) -> float | None:
+    return None if value is None else value * scale
 
 
 def decision_line(decision: dict[str, Any]) -> str:

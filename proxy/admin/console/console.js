@@ -315,6 +315,20 @@ $("pins").addEventListener("submit", (event) => {
   for (const name of Object.keys(KNOBS)) body[name] = Number($(`knob-${name}`).value);
   change("PATCH", `/setpoints${held()}`, body);
 });
+$("try").addEventListener("click", async () => {
+  const setpoints = {};
+  for (const name of Object.keys(KNOBS)) setpoints[name] = Number($(`knob-${name}`).value);
+  $("paper").textContent = "Playing the last minutes' requests...";
+  try {
+    const found = await call("POST", `${base()}/what-if`, { setpoints });
+    const share = (value) => `${(100 * value).toFixed(1)}%`;
+    const words = (one) => `${one.goodput.toFixed(2)} on time a second, P99 ${ms(one.p99_s === null ? null : 1000 * one.p99_s)}, `
+      + `${share(one.late_share)} late, ${share(one.refused_share + one.shed_share)} turned away`;
+    $("paper").textContent = `Simulated on ${found.requests} requests. As it is: ${words(found.now)}. With these values: ${words(found.then)}.`;
+  } catch (problem) {
+    $("paper").textContent = problem.message;
+  }
+});
 $("unpin").addEventListener("click", () => change("DELETE", "/pins"));
 $("law-form").addEventListener("submit", (event) => {
   event.preventDefault();

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
+from controller.observation import Observation
 from proxy.admin.expiry import Expiry
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.config.errors import ConfigError
@@ -32,7 +33,7 @@ CONFIG: dict[str, Any] = {
 class FakePool:
     """A pool with a real controller and a load that the test sets."""
 
-    def __init__(self, config: PoolConfig, now: float) -> None:
+    def __init__(self, config: PoolConfig, now: float, mode: Literal["merge", "gate"] = "merge") -> None:
         self.config = config
         self.current = Load()
         self.pokes = 0
@@ -43,6 +44,7 @@ class FakePool:
             setpoints=config.to_setpoints(),
             bounds=config.to_bounds(),
             law=config.law,
+            mode=mode,
             now=now,
         )
 
@@ -63,13 +65,14 @@ class FakePool:
 class FakeOperator:
     """Implements `proxy.admin.operator.Operator`."""
 
-    def __init__(self, data: Mapping[str, Any] = CONFIG) -> None:
+    def __init__(self, data: Mapping[str, Any] = CONFIG, mode: Literal["merge", "gate"] = "merge") -> None:
         self.clock = VirtualClock(1000.0)
         self.config = Config.model_validate(data)
         self.generation = 1
         self.metrics = Metrics(self.config.pools, process=False)
-        self.pools = {pool.name: FakePool(pool, self.clock.now()) for pool in self.config.pools}
+        self.pools = {pool.name: FakePool(pool, self.clock.now(), mode) for pool in self.config.pools}
         self.expiry = Expiry(self.clock, lambda: self.pools, self.decided)
+        self.observations: dict[str, list[Observation]] = {}
         self.audited: list[dict[str, Any]] = []
         self.reasons: list[str] = []
         self.next_reload: Reloaded | ConfigError = Reloaded(2, ("pools[0].slo",), ())
@@ -79,6 +82,9 @@ class FakeOperator:
         self.metrics.slo_changed(pool.name, pool.controller.slo)
         self.audited.append(decision.as_dict())
         pool.knobs_changed()
+
+    def recent(self, pool: str) -> Sequence[Observation]:
+        return self.observations.get(pool, [])
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         return self.audited[::-1][:limit]

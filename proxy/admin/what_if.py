@@ -1,0 +1,102 @@
+"""Trying a change on paper before making it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from aiohttp import web
+
+from controller.loop import PoolController
+from controller.slo import SLO
+from proxy.admin.api import KNOBS, check_bounds
+from proxy.admin.base import Group, answer
+from proxy.admin.operator import Operator, PoolView
+from proxy.admin.problem import ApiError, field_error
+from proxy.admin.requests import read_body
+from proxy.admin.schemas import WhatIfIn, WhatIfOut
+from proxy.admin.views import merged_slo
+from proxy.whatif import Settings, TooLittle, ask, frame
+
+__all__ = ["WhatIfApi"]
+
+
+class WhatIfApi(Group):
+    """Answers questions one at a time: each keeps a core busy for a moment."""
+
+    def __init__(self, operator: Operator) -> None:
+        super().__init__(operator)
+        self._turn = asyncio.Lock()
+
+    async def post_what_if(self, request: web.Request) -> web.Response:
+        """Play the last minutes' requests with and without a change."""
+        pool = self.pool(request)
+        wanted = await read_body(request, WhatIfIn)
+        now, then = _settings(pool), _changed(pool, wanted)
+        controller = pool.controller
+        try:
+            question = frame(
+                self.operator.recent(pool.name),
+                controller.mode,
+                asdict(controller.bounds),
+                pool.load(self.now()).slots,
+                now,
+                then,
+            )
+        except TooLittle as error:
+            raise ApiError(409, f"There is too little traffic to answer from: {error}.") from None
+        try:
+            async with self._turn:
+                figures = await ask(question)
+        except RuntimeError as error:
+            raise ApiError(503, f"The question could not be answered: {error}.") from None
+        return answer(WhatIfOut(requests=len(question.requests), span_s=question.requests[-1][0], **figures))
+
+
+def _settings(pool: PoolView) -> Settings:
+    """Return what `pool` runs under."""
+    controller = pool.controller
+    own = controller.law_name == pool.config.law
+    return Settings(
+        asdict(controller.slo),
+        controller.setpoints.max_batch_size,
+        controller.setpoints.window_ms,
+        dict(controller.pins),
+        controller.law_name,
+        dict(pool.config.law_options) if own else {},
+    )
+
+
+def _changed(pool: PoolView, wanted: WhatIfIn) -> Settings:
+    """Return what it would run under. Raises ApiError 422 where a part would be refused."""
+    settings = _settings(pool)
+    if wanted.slo is not None:
+        settings = settings._replace(slo=asdict(merged_slo(pool.controller.slo, wanted.slo)))
+    if wanted.setpoints is not None:
+        settings = settings._replace(pins=_pins(pool, settings.pins, wanted))
+    if wanted.law is not None:
+        settings = settings._replace(law=wanted.law.law, options=wanted.law.options)
+    try:
+        PoolController(
+            pool.name,
+            slo=SLO(**settings.slo),
+            setpoints=pool.controller.setpoints,
+            bounds=pool.controller.bounds,
+            law=settings.law,
+            law_options=settings.options,
+            mode=pool.controller.mode,
+            now=0.0,
+        )
+    except (TypeError, ValueError) as error:
+        raise field_error("law", str(error)) from None
+    return settings
+
+
+def _pins(pool: PoolView, pins: dict[str, float], wanted: WhatIfIn) -> dict[str, float]:
+    assert wanted.setpoints is not None
+    given: dict[str, Any] = {name: getattr(wanted.setpoints, name) for name in wanted.setpoints.model_fields_set}
+    fresh = {name: float(value) for name, value in given.items() if value is not None}
+    check_bounds(pool, fresh)
+    kept = {name: value for name, value in pins.items() if name not in given}
+    return {name: value for name, value in (kept | fresh).items() if name in KNOBS}
