@@ -13,9 +13,19 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from backend.engine.core import EngineCore, EngineFault
 from backend.engine.errors import EngineOverloaded, RequestRefused
 from backend.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams, TokenLogprob, Usage
+from backend.engine.sampler import Sampler, SamplingState
 from policies.base import Job
 from policies.fcfs import FCFS
-from tests.backend.engine.fake import EOS, FakeDecoder, FakeRunner, fake_core, fake_options, greedy
+from tests.backend.engine.fake import (
+    EOS,
+    VOCAB,
+    FakeDecoder,
+    FakeRunner,
+    fake_core,
+    fake_options,
+    greedy,
+    logits_after,
+)
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 
@@ -198,6 +208,20 @@ def test_n_choices_have_indices_seeds_and_one_usage_of_their_own() -> None:
     for index in range(3):
         alone = solo(request("b", [1, 2, 3, 4, 5], replace(params, seed=5 + index)))
         assert alone["b", 0].token_ids == outputs[index], "choice i is what seed + i gives"
+
+
+def test_noise_and_penalties_follow_the_position() -> None:
+    """The same tokens as a sampler that is fed by hand."""
+    params = SamplingParams(max_tokens=12, temperature=1.2, seed=3, frequency_penalty=1.0, top_p=0.9, ignore_eos=True)
+    prompt = [4, 5, 6]
+    state, tokens = SamplingState(params, prompt, 3), list(prompt)
+    for _ in range(12):
+        (sampled,) = Sampler(VOCAB).sample(torch.from_numpy(logits_after(tokens)).unsqueeze(0), [state])
+        state.append(sampled.token)
+        tokens.append(sampled.token)
+    core = fake_core()
+    core.add(request("a", prompt, params))
+    assert run(core)["a", 0].token_ids == tokens[3:]
 
 
 def test_n_greedy_choices_are_identical() -> None:

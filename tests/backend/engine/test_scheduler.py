@@ -193,14 +193,26 @@ def test_requests_of_one_prefill_batch_do_not_match_blocks_that_are_only_allocat
     assert driver.outputs["a", 0] == driver.outputs["b", 0] == greedy(prompt(9), 3)
 
 
-def test_twins_that_wait_for_budget_take_over_what_the_first_computes_meanwhile() -> None:
+@pytest.mark.parametrize("length", [31, 32, 33])
+def test_twins_that_wait_for_budget_take_over_what_the_first_computes_meanwhile(length: int) -> None:
     driver = Driver(64, 4, max_num_batched_tokens=12, prefill_chunk=8)
     for name in "abc":
-        driver.add(name, prompt(33), 2)
+        driver.add(name, prompt(length), 2)
     driver.run()
-    assert driver.runner.tokens_computed < 2 * 33
+    assert driver.runner.tokens_computed < 2 * length
     for name in "abc":
-        assert driver.outputs[name, 0] == greedy(prompt(33), 2)
+        assert driver.outputs[name, 0] == greedy(prompt(length), 2)
+
+
+def test_a_twin_is_never_left_without_a_token_to_compute() -> None:
+    driver = Driver(64, 4, prefill_chunk=4, max_num_batched_tokens=8)
+    driver.add("a", prompt(8), 2)
+    driver.step()
+    twin = driver.add("b", [*prompt(4), *prompt(8)[4:]], 2)
+    driver.step()
+    driver.run()
+    assert twin.num_cached_tokens == 4
+    assert driver.outputs["b", 0] == greedy(prompt(8), 2)
 
 
 def test_half_computed_prefills_that_are_taken_back_leave_nothing_wrong_behind() -> None:
