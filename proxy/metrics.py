@@ -80,13 +80,26 @@ class PoolMetrics:
         self.batch_size = owner.batch_size.labels(name)
         self.prompt_tokens = owner.prompt_tokens.labels(name)
         self.output_tokens = owner.output_tokens.labels(name)
-        self.judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}
-        self.missed = {latency: owner.missed.labels(name, latency) for latency in LATENCIES}
+        self._judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}
+        self._missed = {latency: owner.missed.labels(name, latency) for latency in LATENCIES}
+        self._slo: SLO | None = None
+        self._targets: tuple[tuple[int, float, Count, Count], ...] = ()
         self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
         self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
         self.retries = owner.retries.labels(name)
-        self.upstreams: dict[tuple[str, str], Count] = {}
+        self.upstreams: dict[tuple[str, Result], Count] = {}
         self.rules: dict[str, Count] = {}
+
+    def judgement(self) -> tuple[tuple[int, float, Count, Count], ...]:
+        """Return (place in LATENCIES, target, judged, missed) for every target in force."""
+        slo = self.slo_of()
+        if slo is not self._slo:
+            self._slo = slo
+            self._targets = tuple(
+                (LATENCIES.index(name), target, self._judged[name], self._missed[name])
+                for name, target in slo.targets()
+            )
+        return self._targets
 
 
 class Metrics:
@@ -179,7 +192,7 @@ class Metrics:
                         self._request_cell(pool.name, route, klass, result, code)
             for upstream in pool.upstreams:
                 for result in _SERVED:
-                    self._upstream_cell(self._pools[pool.name], upstream.url, result.value)
+                    self._upstream_cell(self._pools[pool.name], upstream.url, result)
 
     def watch(self, pool: str, slo_of: Callable[[], SLO]) -> None:
         """Judge the requests of `pool` against the promise in force, as `slo_of` returns it."""
@@ -196,31 +209,33 @@ class Metrics:
             return
         result = obs.result
         klass = obs.klass if obs.klass in pool.classes else OTHER
+        queue, e2e, ttft, tpot = obs.queue_s, obs.e2e_s, obs.ttft_s, obs.tpot_s
         if result in _QUEUED:
-            pool.queue[klass].observe(obs.queue_s)
+            pool.queue[klass].observe(queue)
         if result in _SERVED:
-            pool.duration[klass].observe(obs.e2e_s)
+            pool.duration[klass].observe(e2e)
             if obs.upstream:
-                self._upstream_cell(pool, obs.upstream, result.value).value += 1.0
-        ttft, tpot = obs.ttft_s, obs.tpot_s
+                cell = pool.upstreams.get((obs.upstream, result))
+                if cell is None:
+                    cell = self._upstream_cell(pool, obs.upstream, result)
+                cell.value += 1.0
         if ttft is not None:
             pool.ttft[klass].observe(ttft)
         if tpot is not None:
             pool.tpot[klass].observe(tpot)
         pool.prompt_tokens.value += obs.prompt_tokens
         pool.output_tokens.value += obs.output_tokens
-        if result is Result.OK or result is Result.TIMEOUT:
-            self._judge(pool, obs)
-
-    def _judge(self, pool: PoolMetrics, obs: Observation) -> None:
-        """Count `obs` against each target; the two counters give the exact share that missed."""
-        slo = pool.slo_of()
-        missed = slo.violated_by(obs)
-        for latency, _ in slo.targets():
-            if latency in missed or getattr(obs, f"{latency}_s") is not None:
-                pool.judged[latency].value += 1.0
-        for latency in missed:
-            pool.missed[latency].value += 1.0
+        if result is Result.OK:
+            for index, target, judged, missed in pool.judgement():
+                value = (ttft, tpot, e2e, queue)[index]
+                if value is not None:
+                    judged.value += 1.0
+                    if value > target:
+                        missed.value += 1.0
+        elif result is Result.TIMEOUT:
+            for _, _, judged, missed in pool.judgement():
+                judged.value += 1.0
+                missed.value += 1.0
 
     def shed(self, pool: str, reason: str) -> None:
         """Count one request turned away on arrival or dropped from the queue."""
@@ -292,10 +307,8 @@ class Metrics:
             self._requests[pool, route, klass, result, code] = cell
         return cell
 
-    def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: str) -> Count:
-        cell = pool.upstreams.get((upstream, outcome))
-        if cell is None:
-            cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome)
+    def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: Result) -> Count:
+        cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome.value)
         return cell
 
 

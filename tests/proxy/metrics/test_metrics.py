@@ -85,6 +85,32 @@ def test_only_what_was_promised_is_judged(result: Result, judged: int, missed: i
     assert total(metrics, "trimtab_queue_duration_seconds_count") == queued
 
 
+_SECONDS = st.none() | st.floats(0.001, 5.0)
+
+
+@given(
+    slo=st.builds(SLO, e2e_s=_SECONDS, ttft_s=_SECONDS, tpot_s=_SECONDS, queue_s=_SECONDS),
+    result=st.sampled_from(list(Result)),
+    waited=st.floats(0.0, 2.0),
+    took=st.floats(0.0, 4.0),
+    tokens=st.integers(0, 3),
+    streamed=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_requests_are_judged_as_the_promise_judges_them(
+    slo: SLO, result: Result, waited: float, took: float, tokens: int, streamed: bool
+) -> None:
+    metrics = make()
+    metrics.watch("default", lambda: slo)
+    obs = served(result=result, dispatched=10.0 + waited, first_byte=10.0 + waited, last_byte=10.0 + waited + took,
+                 done=10.0 + waited + took, output_tokens=tokens, streamed=streamed)  # fmt: skip
+    metrics.request_finished(obs, "completions", 200)
+    missed = {name for name, _ in slo.targets() if metrics.missed.labels("default", name).value}
+    assert missed == set(slo.violated_by(obs))
+    judged = {name for name, _ in slo.targets() if metrics.judged.labels("default", name).value}
+    assert missed <= judged
+
+
 def test_the_promise_in_force_is_the_one_that_counts() -> None:
     metrics = make(e2e_ms=2_000)
     now = SLO(e2e_s=1.0)
