@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable
 
 import pytest
 import torch
 import transformers
 
+from backend.engine.core import EngineCore
+from backend.engine.options import EngineOptions
+from backend.engine.request import GenerationRequest, SamplingParams
 from backend.engine.runner import ModelRunner
 from backend.models.errors import ModelError
 from backend.weights.gguf_config import gguf_config
@@ -15,9 +20,10 @@ from backend.weights.gguf_file import GGUFFile
 from backend.weights.loader import LoadedModel, load_model
 from backend.weights.locate import locate_model
 from backend.weights.sources import GGUFSource
+from policies.fcfs import FCFS
 from tests.backend.models.checkpoints import MiniLoop, Sequence
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 NEW_TOKENS = 8
 MARGIN = 1e-3
@@ -129,22 +135,30 @@ def test_greedy_ids_equal_transformers_alone(demo: LoadedModel, prompts: list[li
 def test_greedy_ids_equal_transformers_in_mixed_batches_of_eight(
     demo: LoadedModel, prompts: list[list[int]], check: Check
 ) -> None:
-    loop = MiniLoop(ModelRunner(demo, num_blocks=128, block_size=16))
-    waiting = list(range(len(prompts)))
-    running: dict[int, Sequence] = {}
-    peak = 0
-    while waiting or running:
-        while waiting and len(running) < 8:
-            index = waiting.pop(0)
-            running[index] = Sequence(list(prompts[index]))
-        peak = max(peak, len(running))
-        # Chunks of 32 beside decodes: rows join, catch up and leave at different steps.
-        work = [(row, min(32, len(row.ids) - row.computed)) for row in running.values()]
-        logits = loop.step(work)
-        for (index, row), scores in zip(list(running.items()), logits, strict=True):
-            if row.computed == len(row.ids):
-                row.ids.append(int(scores.argmax()))
-            if len(row.ids) == len(prompts[index]) + NEW_TOKENS:
-                check(prompts[index], row.ids[len(prompts[index]) :])
-                loop.release(running.pop(index))
-    assert peak == 8
+    options = EngineOptions(
+        model=demo.path, num_blocks=128, max_num_seqs=8, max_num_batched_tokens=64, prefill_chunk=32
+    ).resolve("cpu")
+    core = EngineCore(
+        ModelRunner(demo, num_blocks=128, block_size=16),
+        demo.tokenizer,
+        options,
+        FCFS(),
+        eos_token_ids=demo.eos_token_ids,
+        max_model_len=demo.config.max_position,
+        clock=itertools.count().__next__,
+        seeds=random.Random(0),
+        root=bytes(16),
+    )
+    params = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS, ignore_eos=True)
+    outputs: dict[str, list[int]] = {str(index): [] for index in range(len(prompts))}
+    for index, ids in enumerate(prompts):
+        core.add(GenerationRequest(id=str(index), prompt_token_ids=ids, params=params))
+    most_running = 0
+    while core.has_work:
+        for delta in core.step():
+            outputs[delta.request_id] += delta.token_ids
+        most_running = max(most_running, core.stats().running)
+    assert most_running == 8
+    for ids, got in zip(prompts, outputs.values(), strict=True):
+        assert len(got) == NEW_TOKENS
+        check(ids, got)
