@@ -185,7 +185,7 @@ class PoolController:
     def tick(self, now: float, load: Load) -> Decision | None:
         """Retune the knobs; call once a second. Returns the decision when there was one."""
         self._measure_arrivals(now)
-        self._upstream.tick()
+        self._upstream.tick(now)
         if now >= self._retarget_at + RETARGET_S:
             self._retarget = ""
         if self._cap_bound and load.app_limited:

@@ -11,7 +11,7 @@ _DECAY = 0.998
 _ENOUGH = 2.5
 _CLEAN_RUN = 20
 _MOST_PATIENCE = 1280
-_MARGIN = 0.97
+_MARGIN = 0.9
 
 
 class MemoryLimit:

@@ -86,6 +86,12 @@ class GenerationSamples:
         known = [sample.service for kept in (self._previous, self._current) for sample in kept if not sample.timeout]
         return max(known, default=None)
 
+    @property
+    def mean_service_s(self) -> float:
+        """The mean service time of this generation and the one before, in seconds; 0 before any."""
+        known = [sample.service for kept in (self._previous, self._current) for sample in kept]
+        return sum(known) / len(known) if known else 0.0
+
     def add(self, sample: Sample, generation: int) -> bool:
         """Keep `sample` if it was dispatched under the current generation; says whether it was."""
         self.last_done = sample.done

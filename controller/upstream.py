@@ -63,7 +63,7 @@ class Upstream(Protocol):
         """The last measured service time, in seconds; 0 before there is one."""
         ...
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """Do what is due once a second."""
         ...
 
@@ -210,7 +210,7 @@ class MergeUpstream:
         batches = -(-load.queued // cap)
         return backlog_s(self.model, now, load, servers) + batches * self.model.quantile_s(cap) / servers
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """Nothing is due."""
 
     def scale(self, factor: float) -> None:
@@ -244,6 +244,7 @@ class GateUpstream:
         self._usual_pace_s = 0.0
         self._sent: dict[float, tuple[float, float]] = {}
         self._enforced = False
+        self._trusted_since = float("-inf")
         self._memory_bound = False
         self._unbound = 0
         self._fits: float | None = None
@@ -257,13 +258,12 @@ class GateUpstream:
     def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
         """Learn from one request. Its pace is nothing that admission could have foreseen or mended."""
         tokens, expected = self._sent.pop(obs.dispatched, (0.0, 0.0)) if obs.dispatched is not None else (0.0, 0.0)
-        limit = self.memory.limit_tokens if self._enforced else None
-        if limit is None or tokens <= limit:
+        trusted = obs.dispatched is None or obs.dispatched >= self._trusted_since
+        if trusted:
             self.model.late(any(name != "tpot" for name in missed))
         if self.model.observe(obs, obs.batch, expected) and obs.first_byte is not None:
             jammed = self._learn_memory(obs, tokens)
-            if jammed and limit is not None and tokens > limit:
-                # Nobody will be sent into such a jam again, so it says nothing about those to come.
+            if jammed and not trusted:
                 self.model.first.forget_waits(1)
         self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
         self._together += 0.05 * (obs.batch - self._together)
@@ -283,13 +283,17 @@ class GateUpstream:
                 self._usual_pace_s += (0.05 if self._usual_pace_s else 1.0) * (pace - self._usual_pace_s)
         return jammed
 
-    def tick(self) -> None:
+    def tick(self, now: float) -> None:
         """Move the memory limit, and forget dispatches that never came back."""
-        known = self.memory.limit_tokens is not None
+        before = self.memory.limit_tokens
         self.memory.retune(self._memory_bound)
-        if self._enforced and not known and self.memory.limit_tokens is not None:
-            self.model.first.forget_waits()
-            self.model.theta = min(self.model.theta, 0.9)
+        limit = self.memory.limit_tokens
+        if self._enforced and limit is not None and (before is None or limit < before):
+            # Whoever was sent before now may sit in a jam that nobody will be sent into again.
+            self._trusted_since = now
+            if before is None:
+                self.model.first.forget_waits()
+                self.model.theta = min(self.model.theta, 0.9)
         self._unbound = 0 if self._memory_bound else self._unbound + 1
         if self._unbound > _UNBOUND_TICKS:
             self._fits = None

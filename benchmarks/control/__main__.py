@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.bars import report
 from benchmarks.control.engine import fairness_bars, gate_bars, ordering_bars
 from benchmarks.control.merge import (
+    LAWS,
     Effort,
     design_bars,
     fresh_bars,
@@ -25,6 +26,7 @@ from benchmarks.control.merge import (
 )
 from benchmarks.control.overhead import overhead_bars
 from controller.simulator.arrivals import read_trace
+from controller.simulator.run import GRID
 from controller.simulator.scenarios import Scenario, design_scenarios, fresh_scenarios, replay
 
 QUICK = ("steady 70 % @ 6 s", "overload @ 6 s", "bursts @ 6 s", "bursts @ 2.5 s")
@@ -38,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one seed and a few cells; under 45 s")
     parser.add_argument("--data", default=os.environ.get("TRIMTAB_DATA"), help="folder with the public traces")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--laws", default=",".join(LAWS), help="laws to play beside the oracle")
+    parser.add_argument("--sizes", help="batch sizes the oracle is searched over")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--only", help="comma-separated parts: design, fresh, recovery, gate, ordering, overhead")
     parser.add_argument("--json", metavar="FILE")
@@ -53,7 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         design = [cell for cell in design if cell.label in QUICK + QUICK_VARIANTS]
         fresh = [cell for cell in fresh if cell.label in QUICK_FRESH]
     else:
-        effort = Effort(tuple(range(options.seeds)), jobs=options.jobs)
+        sizes = tuple(map(int, options.sizes.split(","))) if options.sizes else GRID
+        effort = Effort(
+            tuple(range(options.seeds)), sizes=sizes, laws=tuple(options.laws.split(",")), jobs=options.jobs
+        )
         fresh += _replays(data, horizon)
     if "overhead" in parts:
         bars += overhead_bars(500 if options.quick else 2000)

@@ -129,7 +129,7 @@ class SlowLoop:
         if evidence.n >= (5 if view.retarget else self.least) and room:
             why = f"the cap held work back and the slowest of {evidence.n} used {evidence.worst:.0%} of its time"
             best = Advice(f"{name}.headroom", _grow_text(why, size, new), new, seen=seen)
-        if self.trust_model and evidence.late <= 1 and not (view.mode == "gate" and evidence.n < _BLIND):
+        if self.trust_model and evidence.late <= 1 and (view.mode == "merge" or _settled(view, evidence)):
             reach, ratio = self._reach(view, min(most, size + max(1, size // 2)), budget)
             if reach > (new if best is not None else size):
                 why = f"the cap held work back and the model puts {reach} at {ratio:.0%} of the upstream time"
@@ -156,6 +156,11 @@ class SlowLoop:
         if self._broke_at is None or now - self._broke_when > _REMEMBER_S:
             return 1 << 30
         return max(1, int(0.95 * self._broke_at))
+
+
+def _settled(view: View, evidence: Evidence) -> bool:
+    """Whether an engine has had time to show what the last step did to it."""
+    return evidence.n >= _BLIND and view.now - view.samples.since >= view.samples.mean_service_s
 
 
 def _grow_text(why: str, size: int, new: int) -> str:

@@ -30,6 +30,8 @@ from controller.slo import SLO
 
 __all__ = ["main"]
 
+_BARE = "/no-admission"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run simulations as told by the command line; returns the exit code."""
@@ -52,7 +54,7 @@ def _run(options: argparse.Namespace) -> int:
         slo = SLO(e2e_s=6.0, quantile=options.quantile)
     laws = [name.strip() for name in options.law.split(",") if name.strip()]
     for name in laws:
-        make_law(name)
+        make_law(name.removesuffix(_BARE))
     requests = _requests(options)
     runs: dict[str, Record] = {}
     decisions: dict[str, list[dict[str, Any]]] = {}
@@ -82,8 +84,8 @@ def _simulate(
             kept.append(controller)
 
     law = LawSpec(
-        name,
-        options={"admission": not options.no_admission},
+        name.removesuffix(_BARE),
+        options={"admission": not (options.no_admission or name.endswith(_BARE))},
         size=options.size,
         window_ms=options.window_ms,
         highest=options.max_size,
@@ -156,7 +158,13 @@ def _requests(options: argparse.Namespace) -> list[Request]:
     elif options.arrivals == "mmpp":
         times = mmpp_arrivals((rate / 4.0, 2.25 * rate), (20.0, 10.0), options.duration, rng)
     else:
-        times = poisson_arrivals(lambda _: rate, rate, options.duration, rng)
+        surges = tuple(_span(text) for text in options.surge or ())
+        highest = rate * max([1.0, *(factor for _, _, factor in surges)])
+
+        def surging(now: float) -> float:
+            return rate * next((factor for start, end, factor in surges if start <= now < end), 1.0)
+
+        times = poisson_arrivals(surging, highest, options.duration, rng)
     outputs = chat_lengths(len(times), options.output_tokens, rng) if options.random_lengths else None
     return requests_at(
         times, prompt_tokens=options.prompt_tokens, outputs=outputs, output_tokens=options.output_tokens
@@ -177,6 +185,9 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--speed", type=float, default=1.0, help="replay so many times as fast")
     source.add_argument("--rate", type=float, help="requests a second on average (a trace is sped up to it)")
     source.add_argument("--arrivals", choices=("poisson", "gamma", "mmpp"), default="poisson")
+    source.add_argument(
+        "--surge", action="append", metavar="FROM:TO:FACTOR", help="poisson: more requests for a while"
+    )
     source.add_argument("--cv", type=float, default=3.0, help="coefficient of variation of gamma arrivals")
     source.add_argument("--prompt-tokens", type=int, default=512)
     source.add_argument("--output-tokens", type=int, default=100)
@@ -194,7 +205,11 @@ def _parser() -> argparse.ArgumentParser:
     plant.add_argument("--fail", action="append", metavar="FROM:TO", help="answer with errors for a while")
     plant.add_argument("--freeze-metrics", action="append", metavar="FROM:TO", help="show ticks a stale load")
     control = parser.add_argument_group("control")
-    control.add_argument("--law", default="deadline,aimd,step", help=f"one or more of {', '.join(LAWS)}")
+    control.add_argument(
+        "--law",
+        default="deadline,aimd,step",
+        help=f"one or more of {', '.join(LAWS)}; append {_BARE} to a name to refuse and shed nothing under it",
+    )
     control.add_argument("--slo-e2e-ms", "--slo", type=float, help="end-to-end target; 6000 when none is given")
     control.add_argument("--slo-ttft-ms", type=float)
     control.add_argument("--slo-tpot-ms", type=float)
