@@ -99,12 +99,14 @@ class Sequence:
         return self.tokens[self.num_prompt_tokens :]
 
     def finish_after(self, token: int) -> tuple[FinishReason, int | None] | None:
-        """Say whether `token`, just appended, ends the sequence: the reason and the stop token, if it was one."""
-        if self.num_output_tokens > self.request.params.min_tokens:
-            if token in self.stop_token_ids:
-                return FinishReason.STOP, token
-            if token in self.eos_token_ids:
-                return FinishReason.STOP, None
+        """Say whether `token`, just appended, ends the sequence: the reason and the stop token, if it was one.
+
+        min_tokens is not looked at: until so many are there, the sampler gives none of the tokens that end it.
+        """
+        if token in self.stop_token_ids:
+            return FinishReason.STOP, token
+        if token in self.eos_token_ids:
+            return FinishReason.STOP, None
         if len(self.tokens) >= self.max_len:
             return FinishReason.LENGTH, None
         return None
