@@ -42,8 +42,8 @@ class LengthRing:
             self._tables.clear()
 
     def varies(self) -> bool:
-        """Whether lengths differ enough to matter: the ninth decile is at least 1.3 times the median."""
-        return self.quantile(0.9) >= 1.3 * self.quantile(0.5)
+        """Whether lengths differ enough to matter: the ninth decile is at least 1.3 times the lower quartile."""
+        return self.quantile(0.9) >= 1.3 * self.quantile(0.25)
 
     def quantile(self, q: float) -> float:
         """Return the `q`-quantile of one length; 0 before any."""

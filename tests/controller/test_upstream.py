@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from controller.load import Load
+from controller.slo import SLO
+from controller.upstream import GateUpstream, MergeUpstream
+from tests.controller.build import job, observation
+
+SLO_E2E = SLO(e2e_s=10.0)
+
+
+def taught(depth: int = 1) -> MergeUpstream:
+    """An upstream that takes 1 s a call; with a depth of 2 each call waits there for the one before it."""
+    upstream = MergeUpstream(0.01)
+    for index in range(40):
+        done = 1.0 + index
+        for _ in range(4):
+            upstream.observe(observation(float(min(depth, index + 1)), done=done, batch=4), ())
+    return upstream
+
+
+def test_a_call_teaches_once_however_many_report_it() -> None:
+    assert taught().model.samples == 40
+
+
+def test_a_call_behind_another_one_at_the_same_upstream_began_when_that_one_ended() -> None:
+    assert taught(depth=2).model.predict(4) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_batch_is_not_formed_behind_a_long_call() -> None:
+    upstream = taught()
+    busy = Load(queued=4, inflight=4, inflight_calls=1, running=(40.0,), running_batches=(4,), slots=2)
+    choice = upstream.choose([job(40.0)] * 4, 8, 40.1, busy, SLO_E2E, form=True, shed=True)
+    assert choice == (0, ())
+    assert upstream.choose([job(40.0)] * 4, 8, 41.5, Load(queued=4), SLO_E2E, form=True, shed=True).take == 4
+
+
+def test_an_estimate_that_condemns_everybody_is_put_to_the_test() -> None:
+    upstream = taught()
+    upstream.scale(1000.0)
+    choice = upstream.choose([job(41.0), job(41.2)], 8, 41.5, Load(queued=2), SLO_E2E, form=True, shed=True)
+    assert choice == (1, (0,))
+
+
+def test_an_idle_engine_is_always_sent_somebody() -> None:
+    upstream = GateUpstream(0.01)
+    for index in range(40):
+        upstream.observe(observation(100.0, done=100.0 + index, first=90.0, tokens=50), ("e2e",))
+    hopeless = [job(0.0)] * 3
+    assert upstream.choose(hopeless, 8, 150.0, Load(queued=3), SLO_E2E, form=True, shed=True).take == 3
+    busy = Load(queued=3, inflight=2, inflight_calls=2)
+    assert upstream.choose(hopeless, 8, 150.0, busy, SLO_E2E, form=True, shed=True) == (0, (0, 1, 2))
