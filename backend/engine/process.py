@@ -7,6 +7,7 @@ in the main thread. While there is work the loop takes what has arrived without 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import os
@@ -169,6 +170,8 @@ def serve(channel: Channel) -> int:
         logger.exception("the engine could not be built")
         channel.send((Kind.FAILED, f"the engine could not start: {type(error).__name__}: {error}"))
         return 1
+    gc.collect()
+    gc.freeze()  # what was loaded stays; without this a full collection stops a step for tens of milliseconds
     channel.send((Kind.READY, replace(info, pid=os.getpid())))
     try:
         EngineLoop(channel, core).run()

@@ -115,6 +115,16 @@ def test_tokens_come_as_often_as_their_probabilities_say() -> None:
         assert abs(counts[token] - expected) < 150
 
 
+@pytest.mark.parametrize(("noise", "expected"), [(0.0, 3), (1 - 2.0**-24, 7)])
+def test_the_ends_of_the_noise_never_hit_a_token_without_probability(
+    noise: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "uniform", lambda seeds, positions: np.full(len(seeds), noise, np.float32))
+    logits = row({3: 0.3, 5: 0.2, 7: 0.1}, rest=-math.inf)
+    assert tokens(logits, state(SamplingParams())) == [expected]
+    assert tokens(logits, state(SamplingParams(top_k=3, temperature=0.9))) == [expected]
+
+
 def test_temperature_sharpens_and_flattens() -> None:
     logits = row({0: 2.0, 1: 0.0}, rest=-math.inf)
     cold, hot = support(logits, SamplingParams(temperature=0.25)), support(logits, SamplingParams(temperature=10.0))
