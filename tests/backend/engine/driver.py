@@ -71,6 +71,7 @@ class Driver:
         for saved, blocks in plan.saves:
             saved.content = self.runner.save_blocks(blocks)
         for saved, first, blocks in plan.loads:
+            assert all(self.pool.refs[block] == 1 and not self.pool.is_published(block) for block in blocks)
             self.runner.load_blocks(saved.content, first, blocks)
         if plan.copies:
             self.runner.copy_blocks(plan.copies)
