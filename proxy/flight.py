@@ -10,6 +10,7 @@ from policies.base import Job
 from policies.sizes import DEFAULT_OUTPUT_TOKENS
 from proxy.headers import RawHeaders
 from proxy.incoming import Incoming, Upload
+from proxy.keepalive import Keepalive
 from proxy.lease import Lease
 from proxy.matching import Candidate
 from proxy.merging import outcome_of
@@ -37,7 +38,18 @@ _OWN = frozenset({"/healthz", "/readyz"})
 class Flight:
     """One request on its way. Lives as long as the handler's call."""
 
-    __slots__ = ("call", "close", "incoming", "pool", "service", "started", "ticket", "transport", "wire")
+    __slots__ = (
+        "call",
+        "close",
+        "incoming",
+        "keepalive",
+        "pool",
+        "service",
+        "started",
+        "ticket",
+        "transport",
+        "wire",
+    )
 
     def __init__(self, service: Service, incoming: Incoming, transport: asyncio.Transport, ticket: Ticket) -> None:
         self.service = service
@@ -51,6 +63,7 @@ class Flight:
         """Whether the client's connection ends with this answer."""
         self.started = False
         """Whether any byte of an answer has been written."""
+        self.keepalive: Keepalive | None = None
 
     def check(self) -> None:
         """Refuse what is ambiguous or too much; nothing that follows on such a connection can be trusted."""
@@ -161,11 +174,33 @@ class Flight:
         """Wait for a slot, then call and relay."""
         _, tokens, give_up = self._job(pool, rules)
         outgoing = self._outgoing(rules)
+        if pool.keepalive_s is not None:
+            self._keep_alive(pool.keepalive_s, outgoing)
         lease = await pool.enter(self.ticket, tokens, express=rules.express, deadline=give_up)
         try:
             await self._call(pool, lease, outgoing)
         finally:
             lease.release()
+
+    def _keep_alive(self, interval_s: float, outgoing: Outgoing) -> None:
+        """Begin to write comments into silences, if the answer is to be a stream that knows comments."""
+        comment = self.wire.keepalive() if self.wire is not None else b""
+        if not comment or self.call is None or not self.call.stream or not self.incoming.http11:
+            return
+        # Nothing can be put into a compressed stream.
+        lines = outgoing.lines.splitlines(True)
+        outgoing.lines = b"".join([line for line in lines if not line.lower().startswith(b"accept-encoding:")])
+        fields = [(b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache")]
+        extra = [b"X-Request-Id: %b\r\n" % self.ticket.id.encode("ascii")]
+        head = head_bytes(200, b"", fields, length=None, chunked=True, close=self.close, extra=extra)
+        self.keepalive = Keepalive(
+            self.service.loop, self.transport, head=head, comment=comment, interval_s=interval_s
+        )
+
+    @property
+    def committed(self) -> bool:
+        """Whether the head of a stream is out, though no answer has come yet."""
+        return self.keepalive is not None and self.keepalive.committed
 
     async def _relayed(self, pool: Pool, rules: ClassRules) -> None:
         """Call and relay without waiting for a slot."""
@@ -243,6 +278,8 @@ class Flight:
             ticket.upstream = lease.endpoint.name
             if exchange.upgrade_rest is not None:
                 await self._tunnel(exchange)
+            elif self.committed and not (exchange.status == 200 and exchange.fields.is_event_stream):
+                raise UpstreamError(Failure.REFUSED, f"status {exchange.status}")
             elif exchange.ended:
                 self._whole(exchange)
             else:
@@ -261,6 +298,11 @@ class Flight:
             raise UpstreamError(Failure.RESET, "the stream ended before its end mark")
         ticket.streamed = self.call is not None and self.call.stream and fields.is_event_stream
         length: int | None = len(body)
+        if self.committed:
+            self.transport.write(chunked_body(body, exchange.trailers))
+            ticket.first_byte = ticket.last_byte = monotonic()
+            ticket.ended(Result.OK, 200)
+            return
         if exchange.bodiless:
             length = fields.content_length
         elif fields.chunked and self.incoming.http11:
@@ -289,7 +331,9 @@ class Flight:
     async def _stream(self, pool: Pool, endpoint: Endpoint, exchange: Exchange) -> None:
         """Relay an answer whose end has not come yet."""
         ticket, incoming, fields = self.ticket, self.incoming, exchange.fields
-        if exchange.bodiless or fields.content_length is not None:
+        if self.committed:
+            framing = Framing.CHUNKED
+        elif exchange.bodiless or fields.content_length is not None:
             framing = Framing.LENGTH
         elif incoming.http11:
             framing = Framing.CHUNKED
@@ -305,16 +349,25 @@ class Flight:
             self.transport,
             framing,
             ticket.tap,
-            self._error_frame if is_events else None,
+            self._error_frame if is_events and not fields.encoded else None,
         )
-        self._write_head(
-            exchange.status,
-            exchange.reason,
-            fields.fields,
-            length=fields.content_length,
-            chunked=framing == Framing.CHUNKED,
-            known_id=fields.has_request_id,
-        )
+        if self.committed:
+            self.started = True
+        else:
+            self._write_head(
+                exchange.status,
+                exchange.reason,
+                fields.fields,
+                length=fields.content_length,
+                chunked=framing == Framing.CHUNKED,
+                known_id=fields.has_request_id,
+            )
+        if self.keepalive is not None:
+            self.keepalive.committed = True
+            if is_events and not fields.encoded:
+                self.keepalive.follow(relay)
+            else:
+                self.keepalive.stop()
         try:
             data = exchange.take()
             if data:
@@ -406,6 +459,9 @@ class Flight:
             reset(transport)
             ticket.ended(outcome.result, ticket.code)
             return
+        if self.committed:
+            self._refuse_inside(outcome)
+            return
         ticket.ended(outcome.result, outcome.status)
         if transport.is_closing():
             return
@@ -418,8 +474,20 @@ class Flight:
         if self.pool is not None and outcome.result in (Result.REFUSED, Result.SHED) and outcome.status >= 429:
             self.pool.hooks.shed(self.pool.name, outcome.reason)
 
+    def _refuse_inside(self, outcome: Outcome) -> None:
+        """Say what went wrong inside a stream whose head is out, and break it off."""
+        self.close = True
+        self.ticket.ended(outcome.result, 200)
+        frame = self.wire.stream_error(outcome.reason, outcome.message) if self.wire is not None else b""
+        if not self.transport.is_closing():
+            if frame:
+                self.transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
+            self.transport.close()
+
     def observe(self) -> None:
         """Let the pool sum the request up; the probes of whoever runs us are not traffic."""
+        if self.keepalive is not None:
+            self.keepalive.stop()
         if self.pool is not None:
             self.pool.finished(self.ticket)
 

@@ -50,6 +50,7 @@ _RESPONSE: dict[bytes, int] = {
     b"content-type": _NOTE_AND_FORWARD,
     b"retry-after": _NOTE_AND_FORWARD,
     b"x-request-id": _NOTE_AND_FORWARD,
+    b"content-encoding": _NOTE_AND_FORWARD,
 }
 
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
@@ -235,7 +236,7 @@ _STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwa
 class ResponseFields:
     """An answer's fields: the lines that go to the client, and what they say about the body."""
 
-    __slots__ = ("chunked", "content_length", "content_type", "fields", "has_request_id", "retry_after")
+    __slots__ = ("chunked", "content_length", "content_type", "encoded", "fields", "has_request_id", "retry_after")
 
     def __init__(self, headers: RawHeaders) -> None:
         fields: list[tuple[bytes, bytes]] = []
@@ -245,6 +246,8 @@ class ResponseFields:
         self.chunked = False
         self.retry_after: bytes | None = None
         self.has_request_id = False
+        self.encoded = False
+        """Whether the body is compressed, so that nothing can be put into it."""
         kinds = _RESPONSE
         for field in headers:
             name = field[0].lower()
@@ -257,8 +260,10 @@ class ResponseFields:
                     self.content_type = field[1]
                 elif name == b"retry-after":
                     self.retry_after = field[1]
-                else:
+                elif name == b"x-request-id":
                     self.has_request_id = True
+                else:
+                    self.encoded = field[1].strip().lower() != b"identity"
             elif kind == _NOTE:
                 if name == b"content-length":
                     self.content_length = int(field[1])

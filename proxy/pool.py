@@ -145,6 +145,8 @@ class Pool:
         self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
         """What each class means, in seconds."""
         self.total_s = config.timeouts.total_ms / 1000.0
+        self.keepalive_s = config.keepalive.interval_ms / 1000.0 if config.keepalive.enabled else None
+        """Silence after which waiting streams get a comment; None for never."""
         self.max_wait_s = config.queue.max_wait_ms / 1000.0
 
     # -- what is going on ----------------------------------------------------------------------------------

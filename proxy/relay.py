@@ -110,6 +110,13 @@ class Relay:
             self._break(exchange)
         self._wake()
 
+    @property
+    def between_events(self) -> bool:
+        """Whether a comment may be put in now."""
+        tap = self._tap
+        idle = not self.done and not self._client.writing_paused
+        return idle and self._framing == Framing.CHUNKED and tap is not None and tap.at_boundary()
+
     async def finish(self, exchange: Exchange, drain: Callable[[], object]) -> None:
         """Wait until everything has been passed on; meanwhile hold the upstream back for a slow client."""
         while not self.done:

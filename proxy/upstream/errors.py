@@ -20,6 +20,8 @@ class Failure(StrEnum):
     """The connection broke before the answer was complete."""
     PROTOCOL = "protocol"
     """What came back is not HTTP, or breaks its own framing."""
+    REFUSED = "refused"
+    """It answered with an error where the client has been promised a stream already."""
     TOO_LARGE = "too_large"
     """The answer is larger than what may be held in memory."""
     FIRST_BYTE_TIMEOUT = "first_byte_timeout"

@@ -88,6 +88,16 @@ async def test_an_error_event_is_never_put_inside_a_half_sent_event() -> None:
         assert b"".join(chat_stream(6)).startswith(answer.body)
 
 
+async def test_an_error_event_is_never_put_into_a_compressed_stream() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        events = chat_stream(6)
+        cut = sum(len(b"%x\r\n%b\r\n" % (len(e), e)) for e in events[:3])
+        mock = {"tokens": 6, "cut_at": cut, "gap": 0.002, "encoding": "gzip"}
+        answer = await client.ask("POST", "/v1/chat/completions", body=STREAM, mock=mock)
+        assert not answer.complete
+        assert answer.body == b"".join(events[:3])
+
+
 async def test_http_1_0_readers_of_a_broken_stream_see_a_reset() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         body = json.dumps(STREAM).encode()
