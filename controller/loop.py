@@ -6,6 +6,7 @@ simulator drive the very same object.
 
 from __future__ import annotations
 
+import random
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,22 +16,25 @@ from typing import Any, Literal
 from controller.admission import Admission
 from controller.decision import Decision, DecisionLog
 from controller.evidence import Mode, budgets
+from controller.experiment import Arm, Switchback
 from controller.follow_up import FollowUp
+from controller.gate_upstream import GateUpstream
+from controller.knobs import KNOBS, check_knob, direction, named, slo_dict
 from controller.latency import LatencyWindow, attainment
 from controller.laws import Advice, Law, View, make_law
 from controller.load import Load
+from controller.merge_upstream import MergeUpstream
 from controller.observation import Observation, Result
 from controller.samples import GenerationSamples, Sample
 from controller.setpoints import Bounds, Setpoints
 from controller.sketch import Sketch
 from controller.slo import SLO
-from controller.upstream import make_upstream
+from controller.upstream import Upstream
 from controller.verdict import Choice, Verdict
 from policies.base import Job
 
 __all__ = ["Choice", "Load", "PoolController", "Verdict"]
 
-KNOBS = ("max_batch_size", "window_ms")
 RETARGET_S = 10.0
 """For so long after a changed target it is judged on what was already seen."""
 _KEPT = 4096
@@ -69,7 +73,9 @@ class PoolController:
         self._pins: dict[str, float] = {}
         self._law, self._admission_on, late_target = _build_law(law, law_options)
         self._shadow: Law | None = None
-        self._upstream = make_upstream(mode, late_target)
+        self._experiment: Switchback | None = None
+        self._arms: dict[str, tuple[Law, bool, float]] = {}
+        self._upstream: Upstream = MergeUpstream(late_target) if mode == "merge" else GateUpstream(late_target)
         self._admission = Admission()
         self._window = LatencyWindow()
         self._kept: deque[Observation] = deque(maxlen=_KEPT)
@@ -125,6 +131,8 @@ class PoolController:
         if self._shadow is not None:
             self._shadow.observe(sample)
         self._samples.add(sample, obs.generation)
+        if self._experiment is not None and obs.result is not Result.CANCELLED:
+            self._experiment.observe(sample.dispatched, bool(missed))
         if obs.result is Result.OK or obs.result is Result.TIMEOUT:
             self._upstream.observe(obs, missed)
 
@@ -195,6 +203,8 @@ class PoolController:
         evidence = view.evidence()
         self._follow_up.tick(now, evidence, self._setpoints.max_batch_size)
         self._consult_shadow(view)
+        if self._experiment is not None and self._experiment.tick(now):
+            return self._take_turns(self._experiment, now)
         if not self._limits and not self._told_no_limits:
             self._told_no_limits = True
             return self._note(now, "controller", "hold", self._knobs(), self._knobs(), _NO_LIMITS)
@@ -216,7 +226,7 @@ class PoolController:
     def set_slo(self, slo: SLO, now: float, actor: str) -> Decision:
         """Change the promise. What was already seen is judged against it from the next tick on."""
         old, self._slo = self._slo, slo
-        self._retarget = _direction(old, slo)
+        self._retarget = direction(old, slo)
         self._retarget_at = now
         self._limits = budgets(slo, self.mode, self._law.e2e_share)
         self._told_no_limits = False
@@ -225,7 +235,7 @@ class PoolController:
             if now - obs.done <= self._window.window_s:
                 self._window.add(obs, slo)
         text = f"{actor} {self._retarget or 'restated'} the target."
-        decision = self._note(now, actor, "admin.slo", _slo_dict(old), _slo_dict(slo), text)
+        decision = self._note(now, actor, "admin.slo", slo_dict(old), slo_dict(slo), text)
         self._follow_up.watch(
             decision.id, now, self._view(now, Load()).evidence(), self._setpoints.max_batch_size, "movement"
         )
@@ -233,11 +243,11 @@ class PoolController:
 
     def pin(self, values: Mapping[str, float], now: float, actor: str) -> Decision:
         """Hold knobs at `values`, whatever the law says. Raises ValueError for a bad name or value."""
-        checked = {name: _check_knob(name, value, self.bounds) for name, value in values.items()}
+        checked = {name: check_knob(name, value, self.bounds) for name, value in values.items()}
         old = self._knobs()
         self._pins.update(checked)
         self._enter(self._pinned(self._setpoints), now)
-        return self._note(now, actor, "admin.pin", old, self._knobs(), f"{actor} pinned {_names(checked)}.")
+        return self._note(now, actor, "admin.pin", old, self._knobs(), f"{actor} pinned {named(checked)}.")
 
     def unpin(self, names: Iterable[str] | None, now: float, actor: str) -> Decision:
         """Give knobs back to the law, all when `names` is None. They keep their values until it moves them."""
@@ -252,9 +262,9 @@ class PoolController:
     def set_law(self, law: str, options: Mapping[str, Any], now: float, actor: str) -> Decision:
         """Hand the knobs to another law; they keep their values. Raises ValueError for a bad name or option."""
         old = self._law.name
-        self._law, self._admission_on, late_target = _build_law(law, options)
-        self._upstream.late_target(late_target)
-        self._limits = budgets(self._slo, self.mode, self._law.e2e_share)
+        built = _build_law(law, options)
+        self._experiment = None
+        self._use(*built)
         return self._note(now, actor, "admin.law", {"law": old}, {"law": law}, f"{actor} replaced {old} by {law}.")
 
     def set_shadow(self, law: str | None, options: Mapping[str, Any], now: float, actor: str) -> Decision:
@@ -263,6 +273,33 @@ class PoolController:
         self._shadow = None if law is None else _build_law(law, options)[0]
         text = f"{actor} ended the shadow." if law is None else f"{actor} lets {law} advise in the shadow."
         return self._note(now, actor, "admin.shadow", {"shadow": old}, {"shadow": law}, text)
+
+    def start_experiment(self, a: Arm, b: Arm, now: float, actor: str, *, seed: int = 0, **options: Any) -> Decision:
+        """Let law `b` take turns with law `a` on live traffic until one is better (`controller.experiment`).
+
+        The winner stays; without one, or when `b` breaks the promise, `a` does. `options` go to `Switchback`. Raises
+        ValueError for a bad law or option, or while another experiment runs.
+        """
+        if self._experiment is not None:
+            raise ValueError("an experiment is running; stop it first")
+        arms = {"a": _build_law(a.law, a.options), "b": _build_law(b.law, b.options)}
+        trial = Switchback(a, b, now=now, rng=random.Random(seed), **options)
+        self._arms, self._experiment = arms, trial
+        old = self._law.name
+        self._use(*arms[trial.arm])
+        turns = f"{trial.block_s:g} s each, beginning with {self._law.name}"
+        text = f"{actor} lets {b.law} take turns with {a.law}, {turns}."
+        return self._note(now, actor, "experiment.start", {"law": old}, {"law": self._law.name}, text)
+
+    def stop_experiment(self, now: float, actor: str) -> Decision:
+        """End a running experiment in favour of arm `a`. Raises ValueError when none runs."""
+        if self._experiment is None:
+            raise ValueError("no experiment is running")
+        self._experiment = None
+        self._use(*self._arms["a"])
+        return self._note(
+            now, actor, "experiment.stop", {}, {"law": self._law.name}, f"{actor} ended the experiment."
+        )
 
     def freeze(self, frozen: bool, now: float, actor: str) -> Decision:
         """Stop the law from turning knobs, or let it go on. Admission and batch forming are not affected."""
@@ -293,8 +330,9 @@ class PoolController:
             "mode": self.mode,
             "law": {"name": self._law.name, "state": self._law.state(), "admission": self._admission_on},
             "shadow": None if self._shadow is None else self._shadow.name,
+            "experiment": None if self._experiment is None else self._experiment.as_dict(),
             "frozen": self.frozen,
-            "slo": _slo_dict(self._slo),
+            "slo": slo_dict(self._slo),
             "setpoints": self._knobs(),
             "bounds": {
                 "max_batch_size": [self.bounds.min_batch_size, self.bounds.max_batch_size],
@@ -335,6 +373,30 @@ class PoolController:
             self._arrival_rate = rate if self._arrival_rate is None else 0.8 * self._arrival_rate + 0.2 * rate
             self._arrivals = 0
             self._last_tick = now
+
+    def _use(self, law: Law, admission: bool, late_target: float) -> None:
+        self._law, self._admission_on = law, admission
+        self._upstream.late_target(late_target)
+        self._limits = budgets(self._slo, self.mode, law.e2e_share)
+
+    def _take_turns(self, trial: Switchback, now: float) -> Decision:
+        """Begin the next block of an experiment, or end it."""
+        old, seen = self._law.name, trial.as_dict()
+        if trial.verdict == "running":
+            self._use(*self._arms[trial.arm])
+            text = f"The next block belongs to {self._law.name}."
+            return self._note(now, "controller", "experiment.turn", {"law": old}, {"law": self._law.name}, text, seen)
+        self._experiment = None
+        winner = "b" if trial.verdict == "b" else "a"
+        self._use(*self._arms[winner])
+        why = {
+            "a": "it kept more answers in time",
+            "b": "it kept more answers in time",
+            "no_difference": "no difference was found",
+            "harm": f"{trial.arms['b'].law} broke the promise",
+        }[trial.verdict]
+        text = f"The experiment is over after {len(trial.differences)} pairs: {self._law.name} stays, for {why}."
+        return self._note(now, "controller", "experiment.end", {"law": old}, {"law": self._law.name}, text, seen)
 
     def _consult_shadow(self, view: View) -> None:
         advice = None if self._shadow is None else self._shadow.tick(view)
@@ -386,38 +448,3 @@ def _build_law(name: str, options: Mapping[str, Any] | None) -> tuple[Law, bool,
     if not 0.0 < late_target < 0.5:
         raise ValueError(f"late_target lies in (0, 0.5), not {late_target}")
     return make_law(name, own), admission, late_target
-
-
-def _direction(old: SLO, new: SLO) -> Literal["", "tightened", "loosened"]:
-    before, after = dict(old.targets()), dict(new.targets())
-    tighter = new.quantile > old.quantile or any(
-        name not in before or target < before[name] for name, target in after.items()
-    )
-    if tighter:
-        return "tightened"
-    looser = new.quantile < old.quantile or any(
-        name not in after or after[name] > target for name, target in before.items()
-    )
-    return "loosened" if looser else ""
-
-
-def _check_knob(name: str, value: float, bounds: Bounds) -> float:
-    if name == "max_batch_size":
-        low, high = float(bounds.min_batch_size), float(bounds.max_batch_size)
-        if value != int(value):
-            raise ValueError(f"max_batch_size is a whole number, not {value}")
-    elif name == "window_ms":
-        low, high = bounds.min_window_ms, bounds.max_window_ms
-    else:
-        raise ValueError(f"unknown setpoint {name!r}; known are {', '.join(KNOBS)}")
-    if not low <= value <= high:
-        raise ValueError(f"{name} must lie in {low:g}..{high:g}, not {value:g}")
-    return value
-
-
-def _slo_dict(slo: SLO) -> dict[str, Any]:
-    return {f"{name}_ms": 1000.0 * target for name, target in slo.targets()} | {"quantile": slo.quantile}
-
-
-def _names(values: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} = {value:g}" for name, value in values.items())

@@ -6,6 +6,7 @@ from heapq import heappop, heappush
 
 import pytest
 
+from controller.experiment import Arm
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation, Result
@@ -83,7 +84,7 @@ def scaled(slo: SLO, factor: float) -> SLO:
 
 
 @pytest.mark.parametrize("slo", TARGETS, ids=["e2e", "tpot", "ttft"])
-@pytest.mark.parametrize("law", ["aimd"])
+@pytest.mark.parametrize("law", ["aimd", "deadline"])
 @pytest.mark.parametrize("moment", [30.0, 61.5, 99.9])
 def test_a_changed_target_moves_the_batch_size_the_right_way_within_ten_ticks(
     slo: SLO, law: str, moment: float
@@ -195,6 +196,31 @@ def test_another_law_takes_over_where_the_last_one_left() -> None:
     assert (pool.law_name, pool.setpoints.max_batch_size) == ("fixed", 20)
     with pytest.raises(ValueError, match="unknown law"):
         pool.set_law("magic", {}, 3.0, "admin:test")
+    assert pool.law_name == "fixed"
+
+
+def test_an_experiment_takes_turns_and_ends_with_the_better_law() -> None:
+    pool = controller(law="fixed", slo=SLO(e2e_s=4.0))
+    pool.start_experiment(Arm("fixed"), Arm("aimd"), 0.0, "admin:test", block_s=20.0, settle_s=5.0)
+    with pytest.raises(ValueError, match="running"):
+        pool.start_experiment(Arm("fixed"), Arm("step"), 0.0, "admin:test")
+    now = 0.0
+    while pool.snapshot(now)["experiment"] is not None and now < 3000.0:
+        now += 1.0
+        for _ in range(6 if pool.law_name == "aimd" else 4 + int(now) % 2):
+            pool.observe(observation(1.0, done=now, generation=pool.setpoints.generation))
+        pool.tick(now, Load(app_limited=True))
+    assert pool.law_name == "aimd"
+    assert pool.decisions.latest(1)[0].rule == "experiment.end"
+    assert "stays" in pool.decisions.latest(1)[0].text
+
+
+def test_a_stopped_experiment_goes_back_to_the_first_law() -> None:
+    pool = controller(law="fixed")
+    with pytest.raises(ValueError, match="no experiment"):
+        pool.stop_experiment(0.0, "admin:test")
+    pool.start_experiment(Arm("fixed"), Arm("aimd"), 0.0, "admin:test", seed=1)
+    pool.stop_experiment(1.0, "admin:test")
     assert pool.law_name == "fixed"
 
 

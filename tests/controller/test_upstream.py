@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from controller.gate_upstream import GateUpstream
 from controller.load import Load
+from controller.merge_upstream import MergeUpstream
 from controller.slo import SLO
-from controller.upstream import GateUpstream, MergeUpstream
 from tests.controller.build import job, observation
 
 SLO_E2E = SLO(e2e_s=10.0)

@@ -1,0 +1,200 @@
+"""Upstreams that batch by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from controller.admission import Forecast, forecast_gate
+from controller.concurrency_model import ConcurrencyModel
+from controller.evidence import Budget
+from controller.load import Load
+from controller.memory_limit import MemoryLimit
+from controller.observation import Observation
+from controller.slo import SLO
+from controller.upstream import job_deadline
+from controller.verdict import Choice
+from policies.base import Job
+
+__all__ = ["GateUpstream"]
+
+_JAM_FACTOR = 4.0
+_OUT_FACTOR = 1.8
+"""A request that waits four times as long as usual for its first token was made to wait; one whose tokens came at
+1.8 times the usual distance was thrown out in between."""
+_REMEMBERED = 4096
+_UNBOUND_TICKS = 5
+
+
+class GateUpstream:
+    """Upstreams that batch by themselves: concurrency is what loads them."""
+
+    def __init__(self, late_target: float) -> None:
+        self.model = ConcurrencyModel(late_target)
+        self.memory = MemoryLimit()
+        self._prompt_tokens = 0.0
+        self._together = 1.0
+        self._usual_wait_s = 0.0
+        self._usual_pace_s = 0.0
+        self._sent: dict[float, tuple[float, float]] = {}
+        self._enforced = False
+        self._trusted_since = float("-inf")
+        self._memory_bound = False
+        self._unbound = 0
+        self._fits: float | None = None
+        """Sequences in flight when memory held the next one back; None while it does not."""
+
+    @property
+    def last_service_s(self) -> float:
+        """The last measured service time of a request, in seconds."""
+        return self.model.whole.last_seconds or 0.0
+
+    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
+        """Learn from one request. Its pace is nothing that admission could have foreseen or mended."""
+        tokens, expected = self._sent.pop(obs.dispatched, (0.0, 0.0)) if obs.dispatched is not None else (0.0, 0.0)
+        trusted = obs.dispatched is None or obs.dispatched >= self._trusted_since
+        if trusted:
+            self.model.late(any(name != "tpot" for name in missed))
+        if self.model.observe(obs, obs.batch, expected) and obs.first_byte is not None:
+            jammed = self._learn_memory(obs, tokens)
+            if jammed and not trusted:
+                self.model.first.forget_waits(1)
+        self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
+        self._together += 0.05 * (obs.batch - self._together)
+
+    def _learn_memory(self, obs: Observation, tokens: float) -> bool:
+        wait, pace = self.model.last_wait_s, obs.tpot_s
+        # Waiting for a step or a prompt is no sign of full memory; waiting for somebody to finish is.
+        prompt_s = self.model.first.prompt_token_s * self._prompt_tokens
+        usual = max(self._usual_wait_s, 0.5 * prompt_s, 3.0 * self._usual_pace_s)
+        thrown_out = pace is not None and self._usual_pace_s > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s
+        jammed = wait > _JAM_FACTOR * usual or thrown_out
+        if self.model.samples >= 32:
+            self.memory.observe(tokens, jammed)
+        if not jammed:
+            self._usual_wait_s += 0.05 * (wait - self._usual_wait_s)
+            if pace is not None:
+                self._usual_pace_s += (0.05 if self._usual_pace_s else 1.0) * (pace - self._usual_pace_s)
+        return jammed
+
+    def tick(self, now: float) -> None:
+        """Move the memory limit, and forget dispatches that never came back."""
+        before = self.memory.limit_tokens
+        self.memory.retune(self._memory_bound)
+        limit = self.memory.limit_tokens
+        if self._enforced and limit is not None and (before is None or limit < before):
+            # Whoever was sent before now may sit in a jam that nobody will be sent into again.
+            self._trusted_since = now
+            if before is None:
+                self.model.first.forget_waits()
+                self.model.theta = min(self.model.theta, 0.9)
+        self._unbound = 0 if self._memory_bound else self._unbound + 1
+        if self._unbound > _UNBOUND_TICKS:
+            self._fits = None
+        self._memory_bound = False
+        while len(self._sent) > _REMEMBERED:
+            del self._sent[next(iter(self._sent))]
+
+    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+        """Predict for a newcomer; None before the eighth request."""
+        return forecast_gate(self.model, self._places(cap), job, now, load) if self.model.identified else None
+
+    def _places(self, cap: int) -> int:
+        """Return how many sequences run at once when everything is full: the cap, or what memory holds."""
+        return cap if self._fits is None else max(1, min(cap, round(self._fits)))
+
+    def choose(
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+    ) -> Choice:
+        """Fill the free places from the head of the order."""
+        choice = self._by_order(jobs, cap, now, load, slo, shed=shed)
+        return self._by_memory(jobs, choice, now, load, form=form)
+
+    def _by_memory(self, jobs: Sequence[Job], choice: Choice, now: float, load: Load, *, form: bool) -> Choice:
+        """Send only as many as fit in what the engine holds without making anybody wait; one always, when idle."""
+        if not choice.take:
+            return choice
+        self._enforced = form
+        limit = self.memory.limit_tokens if form else None
+        dropped = set(choice.shed)
+        total = load.inflight_tokens
+        taken = 0
+        for index, job in enumerate(jobs):
+            if taken == choice.take:
+                break
+            if index in dropped:
+                continue
+            total += job.prompt_tokens + (job.predicted_tokens or self.model.mean_output_tokens)
+            if limit is not None and total > limit and (taken or load.inflight):
+                self._memory_bound = True
+                fits = float(load.inflight + taken)
+                self._fits = fits if self._fits is None else self._fits + 0.1 * (fits - self._fits)
+                break
+            taken += 1
+            expected = self.model.first.dispatched(job.prompt_tokens, now)
+            self._sent[now] = (total if load.inflight_tokens else 0.0, expected)
+        return Choice(taken, choice.shed)
+
+    def _by_order(self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, shed: bool) -> Choice:
+        free = max(0, cap - load.inflight)
+        if not free or not jobs:
+            return Choice(0, ())
+        if not shed or not self.model.identified or not load.inflight:
+            # To an idle upstream somebody is always sent: nothing else would correct a wrong estimate.
+            return Choice(min(free, len(jobs)), ())
+        dropped: list[int] = []
+        taken = 0
+        for index, job in enumerate(jobs):
+            if taken == free:
+                break
+            if self._hopeless(job, now, slo, min(cap, load.inflight + taken + 1)):
+                dropped.append(index)
+            else:
+                taken += 1
+        return Choice(taken, tuple(dropped))
+
+    def _hopeless(self, job: Job, now: float, slo: SLO, together: int) -> bool:
+        if slo.ttft_s is not None:
+            first = self.model.first.ahead_s(now) + self.model.first_s(job.prompt_tokens)
+            if job.arrival + slo.ttft_s < now + 0.98 * first:
+                return True
+        deadline = job_deadline(job, slo.e2e_s)
+        if deadline == float("inf"):
+            return False
+        return deadline < now + 0.98 * self.model.service_s(job.prompt_tokens, job.predicted_tokens, together)
+
+    def predicted_ratio(self, size: int, limits: tuple[Budget, ...]) -> float | None:
+        """Return the largest of predicted service, first token and pace over their budgets."""
+        model = self.model
+        if not model.identified:
+            return None
+        worst: float | None = None
+        for budget in limits:
+            if budget.metric == "service":
+                value = model.service_s(0, None, size)
+            elif budget.metric == "first":
+                value = model.first_s(round(self._prompt_tokens)) * max(1.0, size / max(1.0, self._together))
+            elif model.pace.samples >= 8:
+                value = model.pace.predict(size) * model.pace.expert.residuals.quantile(model.theta)
+            else:
+                continue
+            worst = value / budget.limit_s if worst is None else max(worst, value / budget.limit_s)
+        return worst
+
+    def drain_s(self, cap: int, now: float, load: Load) -> float:
+        """Return the time until a place is free for everybody who waits."""
+        places = self._places(cap)
+        ahead = load.inflight + load.queued + 1 - places
+        return ahead / self.model.drain_rate(places) if ahead > 0 and self.model.samples else 0.0
+
+    def scale(self, factor: float) -> None:
+        """Multiply every estimate."""
+        self.model.scale(factor)
+
+    def late_target(self, share: float) -> None:
+        """Change the late share that predictions are corrected towards."""
+        self.model.late_target = share
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the admin API shows."""
+        return self.model.as_dict() | {"memory_limit_tokens": self.memory.limit_tokens}

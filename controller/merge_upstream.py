@@ -1,0 +1,173 @@
+"""Upstreams that take whole batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from controller.admission import Forecast, backlog_s, forecast_merge
+from controller.batch_model import BatchModel
+from controller.evidence import Budget
+from controller.former import first_come, form_batch
+from controller.load import Load
+from controller.observation import Observation
+from controller.slo import SLO
+from controller.upstream import job_deadline
+from controller.verdict import Choice
+from policies.base import Job
+
+__all__ = ["MergeUpstream"]
+
+_FORGET_UPSTREAM_S = 60.0
+_ALIKE = 12
+_GENTLE = 0.3
+_PIPELINE_S = 0.05
+"""Below this a batch is sent behind the one in flight, because the gap between two calls would cost more."""
+
+
+@dataclass(slots=True)
+class _Call:
+    """One upstream call, while its requests report one by one."""
+
+    dispatched: float
+    batch: int
+    done: float = 0.0
+    seen: int = 0
+    lengths: list[int] = field(default_factory=list)
+
+
+class MergeUpstream:
+    """Upstreams that take whole batches, one at a time each.
+
+    Every request of a call reports the same dispatch time; together they teach the model once. Where several calls
+    are in flight at one upstream, the later ones wait there for the earlier ones, so a call's own time starts when
+    the one before it ended.
+    """
+
+    def __init__(self, late_target: float) -> None:
+        self.model = BatchModel(late_target)
+        self._calls: dict[str, _Call] = {}
+        self._last_done: dict[str, float] = {}
+        self._same_size = 0
+        self._alike = 0
+
+    @property
+    def last_service_s(self) -> float:
+        """The last measured service time of a call, in seconds."""
+        return self.model.last_seconds
+
+    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
+        """Learn from one request: its lateness at once, the call's time when all of the call are in."""
+        dispatched = obs.dispatched
+        if dispatched is None:
+            return
+        self.model.late(1.0 if missed else 0.0, 1.0 / max(1, obs.batch))
+        call = self._calls.get(obs.upstream)
+        if call is not None and call.dispatched != dispatched:
+            self._learn(obs.upstream, call)
+            call = None
+        if call is None:
+            call = self._calls[obs.upstream] = _Call(dispatched, obs.batch)
+        call.done = max(call.done, obs.done)
+        call.seen += 1
+        if obs.output_tokens:
+            call.lengths.append(obs.output_tokens)
+        if call.seen >= call.batch:
+            self._learn(obs.upstream, call)
+
+    def _learn(self, upstream: str, call: _Call) -> None:
+        del self._calls[upstream]
+        started = max(call.dispatched, min(call.done, self._last_done.get(upstream, call.dispatched)))
+        self._last_done[upstream] = max(call.done, self._last_done.get(upstream, call.done))
+        self._alike = self._alike + 1 if call.batch == self._same_size else 0
+        self._same_size = call.batch
+        if call.done > started:
+            self.model.observe(call.batch, call.done - started, call.done, call.lengths)
+
+    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+        """Predict for a newcomer; None before the third call."""
+        if self.model.samples < 3:
+            return None
+        return forecast_merge(self.model, cap, now, load, self._servers(now, load))
+
+    def choose(
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+    ) -> Choice:
+        """Form the next batch."""
+        model = self.model
+        span = slo.e2e_s
+        if span is None:
+            deadlines = [job.deadline if job.deadline is not None else float("inf") for job in jobs]
+        else:
+            deadlines = [job_deadline(job, span) for job in jobs]
+        if not shed or model.samples < 3:
+            return first_come(deadlines, cap, now, None)
+        servers = self._servers(now, load)
+        backlog = backlog_s(model, now, load, servers)
+        # An estimate that condemns even a newcomer to an idle upstream can only be corrected by trying.
+        probe = not load.inflight_calls and span is not None and model.quantile_s(1) >= 0.98 * span
+        if not form:
+            return first_come(deadlines, cap, now, model.quantile_s, backlog, probe=probe)
+        if load.inflight_calls >= servers and backlog > _PIPELINE_S:
+            # A batch formed now could not start before the one in flight ends; formed then, it can be a better one.
+            return Choice(0, ())
+        spare = load.inflight_calls + 1 < servers
+        choice = form_batch(deadlines, cap, now, model.predict, model.quantile_s, backlog, spare=spare, probe=probe)
+        return self._dithered(choice, deadlines, cap, now + backlog)
+
+    def _dithered(self, choice: Choice, deadlines: Sequence[float], cap: int, start: float) -> Choice:
+        """Add one to a batch of the size that all of the last dozen had, if it is likely to be in time.
+
+        While the size never varies its cost cannot be learned, and a size that was never tried may look worse than
+        it is for ever.
+        """
+        size = choice.take
+        if (
+            self._alike < _ALIKE
+            or size != self._same_size
+            or size >= cap
+            or size + len(choice.shed) >= len(deadlines)
+        ):
+            return choice
+        likely = start + self.model.quantile_s(size) * (1.0 + _GENTLE / size)
+        dropped = set(choice.shed)
+        kept = [index for index in range(len(deadlines)) if index not in dropped][: size + 1]
+        if len(kept) <= size or min(deadlines[index] for index in kept) < likely:
+            return choice
+        return Choice(size + 1, choice.shed)
+
+    def predicted_ratio(self, size: int, limits: tuple[Budget, ...]) -> float | None:
+        """Return S_q(size) over the service budget."""
+        if not self.model.identified:
+            return None
+        return max(self.model.quantile_s(size) / budget.limit_s for budget in limits)
+
+    def drain_s(self, cap: int, now: float, load: Load) -> float:
+        """Return the time of the calls in flight and of the batches that wait."""
+        if not self.model.samples:
+            return 0.0
+        servers = self._servers(now, load)
+        batches = -(-load.queued // cap)
+        return backlog_s(self.model, now, load, servers) + batches * self.model.quantile_s(cap) / servers
+
+    def tick(self, now: float) -> None:
+        """Nothing is due."""
+
+    def scale(self, factor: float) -> None:
+        """Multiply every estimate."""
+        self.model.scale(factor)
+
+    def late_target(self, share: float) -> None:
+        """Change the late share that predictions are corrected towards."""
+        self.model.late_target = share
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return what the admin API shows."""
+        return self.model.as_dict()
+
+    def _servers(self, now: float, load: Load) -> int:
+        if load.slots <= 1:
+            return 1
+        active = sum(now - done < _FORGET_UPSTREAM_S for done in self._last_done.values())
+        return max(1, min(load.slots, active))
