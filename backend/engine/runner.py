@@ -118,13 +118,20 @@ class ModelRunner:
         self._model = loaded.model
         if num_blocks is None:
             num_blocks = blocks_that_fit(loaded, block_size, memory_bytes)
-        cache = KVCache(
-            loaded.config,
-            num_blocks=num_blocks,
-            block_size=block_size,
-            dtype=self._model.dtype,
-            device=self._model.device,
-        )
+        try:
+            cache = KVCache(
+                loaded.config,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                dtype=self._model.dtype,
+                device=self._model.device,
+            )
+        except RuntimeError:  # what torch raises when it cannot allocate, on every device
+            needed = num_blocks * bytes_per_block(loaded.config, block_size, self._model.dtype)
+            raise ModelError(
+                f"a KV cache of {num_blocks} blocks of {block_size} tokens takes {needed / 2**30:.1f} GiB, "
+                "more than there is; ask for fewer blocks"
+            ) from None
         on_gpu = self._model.device.type == "cuda"
         self._attention = (attention or (_triton_attention if on_gpu else TorchAttention))(loaded.config, cache)
         self._graphs: DecodeGraphs | None = None

@@ -143,6 +143,10 @@ class MiniLoop:
 
     def step(self, work: list[tuple[Sequence, int]]) -> torch.Tensor:
         """Compute the next `count` tokens of each sequence; logits of the last of each, [rows, vocab]."""
+        return self.runner.execute(self.plan(work))
+
+    def plan(self, work: list[tuple[Sequence, int]]) -> StepInput:
+        """The step that computes the next `count` tokens of each sequence and samples all of them."""
         size = self.runner.block_size
         tokens: list[int] = []
         positions: list[int] = []
@@ -161,8 +165,7 @@ class MiniLoop:
             contexts.append(stop)
         counts = [count for _, count in work]
         tables = [list(sequence.table) for sequence, _ in work]
-        step = StepInput(tokens, positions, slots, counts, contexts, tables, list(range(len(work))))
-        return self.runner.execute(step)
+        return StepInput(tokens, positions, slots, counts, contexts, tables, list(range(len(work))))
 
     def prefill(self, sequence: Sequence, chunk: int) -> torch.Tensor:
         """Compute all known tokens chunk by chunk; logits after each chunk, [chunks, vocab]."""
