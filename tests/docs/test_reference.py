@@ -53,3 +53,20 @@ def test_every_example_body_is_json() -> None:
 def test_every_field_of_the_admin_api_is_described() -> None:
     page = (DOCS / "admin-api.md").read_text()
     assert not re.findall(r"^\| `\w+` \|  \|$", page, re.MULTILINE)
+
+
+def test_every_ctl_command_shown_exists() -> None:
+    page = (DOCS / "admin-api.md").read_text()
+    shown = re.findall(r"^trimtab ctl (\S+)", page, re.MULTILINE)
+    listed = re.search(r"for the shell: (.*?);", page, re.DOTALL)
+    assert shown
+    assert listed
+    names = {*shown, *(name.split()[0] for name in re.findall(r"`([^`]+)`", listed.group(1)))}
+    known = CliRunner().invoke(main, ["ctl", "--help"]).stdout
+    assert all(re.search(rf"^  {re.escape(name)}\s", known, re.MULTILINE) for name in names)
+
+
+def test_every_picture_exists() -> None:
+    for page in DOCS.glob("*.md"):
+        for target in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", page.read_text()):
+            assert (DOCS / target).is_file(), f"{page.name}: {target}"
