@@ -46,3 +46,21 @@ class KVCache:
             return
         sources, destinations = (torch.tensor(side, device=self._storage.device) for side in zip(*pairs, strict=True))
         self._storage.index_copy_(3, destinations, self._storage.index_select(3, sources))
+
+    def save_blocks(self, blocks: list[int]) -> torch.Tensor:
+        """Whole blocks of all layers in main memory, [2, layers, num_kv_heads, blocks, block_size, head_dim].
+
+        On a GPU the copy is queued behind the steps before it and the memory is pinned; `load_blocks` is queued
+        behind the copy, so nobody has to wait.
+        """
+        content = self._storage.index_select(3, torch.tensor(blocks, device=self._storage.device))
+        if content.device.type == "cpu":
+            return content
+        host = torch.empty(content.shape, dtype=content.dtype, pin_memory=True)
+        return host.copy_(content, non_blocking=True)
+
+    def load_blocks(self, saved: torch.Tensor, first: int, blocks: list[int]) -> None:
+        """Put the saved blocks number `first`, `first + 1`, ... into `blocks`."""
+        device = self._storage.device
+        content = saved[:, :, :, first : first + len(blocks)].to(device, non_blocking=True)
+        self._storage.index_copy_(3, torch.tensor(blocks, device=device), content)

@@ -198,6 +198,17 @@ class ModelRunner:
         self._attention.cache.copy_blocks(pairs)
 
     @torch.inference_mode()
+    def save_blocks(self, blocks: list[int]) -> torch.Tensor:
+        """Return the content of whole blocks, in all layers, held in main memory."""
+        return self._attention.cache.save_blocks(blocks)
+
+    @torch.inference_mode()
+    def load_blocks(self, saved: object, first: int, blocks: list[int]) -> None:
+        """Put the saved blocks number `first`, `first + 1`, ... into `blocks`."""
+        assert isinstance(saved, torch.Tensor)
+        self._attention.cache.load_blocks(saved, first, blocks)
+
+    @torch.inference_mode()
     def embed(
         self, token_ids: Sequence[Sequence[int]], pooling: Literal["mean", "last"] = "mean", *, normalize: bool = True
     ) -> torch.Tensor:

@@ -175,6 +175,22 @@ def test_copied_blocks_are_equal_in_every_layer_and_all_sources_are_read_first()
     cache.copy_blocks([])
 
 
+def test_saved_blocks_come_back_anywhere_and_in_part() -> None:
+    config = tiny_config(windows=(None, 4))
+    cache = tiny_cache(config, 8, 4)
+    for layer in (*cache.keys, *cache.values):
+        layer.copy_(torch.randn(layer.shape))
+    before = [layer.clone() for layer in (*cache.keys, *cache.values)]
+    saved = cache.save_blocks([6, 1, 3])
+    for layer in (*cache.keys, *cache.values):
+        layer.zero_()
+    cache.load_blocks(saved, 1, [0, 7])
+    for was, now in zip(before, (*cache.keys, *cache.values), strict=True):
+        assert torch.equal(now[:, 0], was[:, 1])
+        assert torch.equal(now[:, 7], was[:, 3])
+        assert not now[:, 1:7].any()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bytes_per_block_is_what_a_block_takes(dtype: torch.dtype) -> None:
     config = tiny_config(windows=(None, None, 4))

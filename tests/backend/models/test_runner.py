@@ -9,6 +9,7 @@ import torch
 
 from backend.attention.cache import bytes_per_block
 from backend.engine.runner import ModelRunner, blocks_that_fit
+from backend.engine.step import EmbeddingRunner, OffloadRunner
 from backend.models.errors import ModelError
 from backend.weights.loader import LoadedModel, choose_dtype, load_model
 from tests.backend.models.checkpoints import VOCAB, MiniLoop, Sequence, make_checkpoint
@@ -54,6 +55,26 @@ def test_only_the_rows_asked_for_get_logits(loaded: LoadedModel) -> None:
     assert everything.dtype == torch.float32
     torch.testing.assert_close(runner.execute(step._replace(sample_rows=[1])), everything[1:2])
     assert runner.execute(step._replace(sample_rows=[])).shape == (0, VOCAB)
+
+
+def test_the_runner_embeds_and_offloads(loaded: LoadedModel) -> None:
+    runner = ModelRunner(loaded, num_blocks=2)
+    assert isinstance(runner, EmbeddingRunner)
+    assert isinstance(runner, OffloadRunner)
+
+
+def test_a_sequence_goes_on_after_its_blocks_were_moved_out_and_in_again(loaded: LoadedModel) -> None:
+    runner = ModelRunner(loaded, num_blocks=8, block_size=4)
+    loop = MiniLoop(runner)
+    row = Sequence([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    loop.step([(row, 8)])
+    want = loop.step([(row, 1)])
+    saved = runner.save_blocks(row.table)
+    loop.prefill(Sequence([9] * 12), 12)
+    row.computed -= 1
+    row.table = [(block + 3) % 8 for block in row.table]
+    runner.load_blocks(saved, 0, row.table)
+    torch.testing.assert_close(loop.step([(row, 1)]), want)
 
 
 def test_an_empty_text_cannot_be_embedded(loaded: LoadedModel) -> None:
