@@ -16,6 +16,7 @@ from pathlib import Path
 from benchmarks.bars import report
 from benchmarks.control.engine import fairness_bars, gate_bars, ordering_bars
 from benchmarks.control.merge import (
+    AGAINST_PUBLISHED,
     LAWS,
     Effort,
     design_bars,
@@ -65,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "overhead" in parts:
         bars += overhead_bars(500 if options.quick else 2000)
     if "design" in parts:
-        bars += design_bars(measure_all(design, effort))
+        against = AGAINST_PUBLISHED[:1] if options.quick else AGAINST_PUBLISHED
+        bars += design_bars(measure_all(design, effort), against)
     if "fresh" in parts:
         bars += fresh_bars(measure_all(fresh, effort))
     if "recovery" in parts:
