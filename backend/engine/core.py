@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import torch
 
+from backend.engine.account import Account
 from backend.engine.batch import Plan
 from backend.engine.blocks import BlockPool, IntegrityError
 from backend.engine.choice import Choice, Output
@@ -27,7 +28,7 @@ from backend.engine.sequence import Sequence, SequenceState
 from backend.engine.stats import EngineStats
 from backend.engine.step import OffloadRunner, Runner
 from backend.engine.validation import check_request
-from policies import Job, Policy
+from policies import Policy
 
 __all__ = ["EngineCore", "EngineFault", "GrammarFactory"]
 
@@ -126,10 +127,7 @@ class EngineCore:
         self._choices: dict[Sequence, Choice] = {}
         self._outbox: list[Output | Delta] = []
         self._flight: _Flight | None = None
-        self._received = self._finished = self._steps = self._running_sum = self._stalls = self._failures = 0
-        self._prompt_tokens = self._generation_tokens = 0
-        self._step_seconds = self._last_step_s = 0.0
-        self._stuck = False
+        self._account = Account()
 
     @property
     def has_work(self) -> bool:
@@ -163,7 +161,7 @@ class EngineCore:
 
     def add(self, request: GenerationRequest) -> None:
         """Accept `request`. Raises RequestRefused when it can never be served, EngineOverloaded when not now."""
-        self._received += 1
+        self._account.received += 1
         if request.id in self._open:
             raise RequestRefused(f"a request with the id {request.id!r} is already running")
         check_request(
@@ -175,25 +173,8 @@ class EngineCore:
         )
         if self.scheduler.num_waiting >= self._options.max_waiting:
             raise EngineOverloaded(f"{self.scheduler.num_waiting} requests are waiting already")
-        params, prompt = request.params, request.prompt_token_ids
-        job = Job(
-            id=request.id,
-            arrival=self._clock(),
-            class_slack=request.class_slack,
-            tenant=request.tenant,
-            prompt_tokens=len(prompt),
-            predicted_tokens=request.predicted_tokens,
-            max_tokens=params.max_tokens,
-        )
-        sequence = Sequence(
-            request=request,
-            job=job,
-            tokens=list(prompt),
-            max_len=min(len(prompt) + params.max_tokens, self._max_len),
-            eos_token_ids=frozenset() if params.ignore_eos else self._eos,
-            stop_token_ids=frozenset(params.stop_token_ids),
-            forks=request.n,
-        )
+        params = request.params
+        sequence = Sequence.of(request, arrival=self._clock(), max_len=self._max_len, eos_token_ids=self._eos)
         self._check_blocks(sequence)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         self._choices[sequence] = self._make_choice(sequence, seed)
@@ -262,12 +243,7 @@ class EngineCore:
             return
         for sequence, result in zip(flight.sequences, sampled, strict=True):
             self._advance(sequence, result)
-        self._failures = 0
-        self._stuck = False
-        self._steps += 1
-        self._running_sum += len(flight.plan.rows)
-        self._last_step_s = self._clock() - flight.started
-        self._step_seconds += self._last_step_s
+        self._account.step(len(flight.plan.rows), self._clock() - flight.started)
 
     def drain(self) -> list[Delta]:
         """Return what came since the last call. This is where text is made that did not have to be made before."""
@@ -340,8 +316,8 @@ class EngineCore:
 
     def _count_token(self, sequence: Sequence) -> None:
         if sequence.index == 0 and sequence.num_output_tokens == 0:
-            self._prompt_tokens += sequence.num_prompt_tokens
-        self._generation_tokens += 1
+            self._account.prompt_tokens += sequence.num_prompt_tokens
+        self._account.generation_tokens += 1
         self._open[sequence.request.id].completion_tokens += 1
 
     # -- ends ------------------------------------------------------------------------------------------------
@@ -355,7 +331,7 @@ class EngineCore:
         if opened.sequences:
             return None
         del self._open[sequence.request.id]
-        self._finished += 1
+        self._account.finished += 1
         if opened.first.admitted:
             self.scheduler.policy.completed(sequence.job, opened.completion_tokens)
         else:
@@ -380,10 +356,12 @@ class EngineCore:
     def _failed(self, plan: Plan, error: Exception) -> None:
         """End the requests whose step failed. What it may have left in the prefix cache is forgotten."""
         logger.error("a step of %d sequences failed", len(plan.rows), exc_info=error)
-        self._failures += 1
+        self._account.failures += 1
         self._pool.clear_cache()
-        if self._failures >= MAX_FAILURES:
-            raise EngineFault(f"{self._failures} steps in a row failed, the last with: {_one_line(error)}") from error
+        if self._account.failures >= MAX_FAILURES:
+            raise EngineFault(
+                f"{self._account.failures} steps in a row failed, the last with: {_one_line(error)}"
+            ) from error
         requests = dict.fromkeys(sequence.request.id for sequence in plan.rows)
         text = f"the step that computed this request failed: {_one_line(error)}"
         for request_id in requests:
@@ -394,8 +372,8 @@ class EngineCore:
 
         This cannot happen unless the engine has a bug, hence the log entry with everything there is to know.
         """
-        self._stalls += 1
-        self._stuck = True
+        self._account.stalls += 1
+        self._account.stuck = True
         scheduler, pool = self.scheduler, self._pool
         head = scheduler.head or next(iter(scheduler))
         state = (
@@ -409,27 +387,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return gauges as of now and counters since the start."""
-        return EngineStats(
-            running=self.scheduler.num_running,
-            waiting=self.scheduler.num_waiting,
-            free_blocks=self._pool.num_free,
-            cached_blocks=self._pool.num_cached,
-            owned_blocks=self._pool.num_owned,
-            total_blocks=self._pool.num_blocks,
-            steps=self._steps,
-            step_seconds=self._step_seconds,
-            last_step_s=self._last_step_s,
-            running_sum=self._running_sum,
-            preemptions=self.scheduler.preemptions,
-            prefix_queries=self.scheduler.prefix_queries,
-            prefix_hits=self.scheduler.prefix_hits,
-            prompt_tokens=self._prompt_tokens,
-            generation_tokens=self._generation_tokens,
-            requests_received=self._received,
-            requests_finished=self._finished,
-            stalls=self._stalls,
-            healthy=not self._stuck and self._failures < 2,
-        )
+        return self._account.stats(self.scheduler)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block, seat and open request is accounted for."""

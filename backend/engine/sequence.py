@@ -85,6 +85,34 @@ class Sequence:
     """Whether it has ever left the waiting line."""
     num_prompt_tokens: int = 0
 
+    @classmethod
+    def of(
+        cls, request: GenerationRequest, *, arrival: float, max_len: int, eos_token_ids: frozenset[int]
+    ) -> Sequence:
+        """Return the sequence that stands for `request` until its prompt is computed.
+
+        `max_len` bounds prompt and output of any sequence, `eos_token_ids` end those that do not ignore them.
+        """
+        prompt, params = request.prompt_token_ids, request.params
+        job = Job(
+            id=request.id,
+            arrival=arrival,
+            class_slack=request.class_slack,
+            tenant=request.tenant,
+            prompt_tokens=len(prompt),
+            predicted_tokens=request.predicted_tokens,
+            max_tokens=params.max_tokens,
+        )
+        return cls(
+            request=request,
+            job=job,
+            tokens=list(prompt),
+            max_len=min(len(prompt) + params.max_tokens, max_len),
+            eos_token_ids=frozenset() if params.ignore_eos else eos_token_ids,
+            stop_token_ids=frozenset(params.stop_token_ids),
+            forks=request.n,
+        )
+
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.request.prompt_token_ids)
 

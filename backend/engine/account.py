@@ -1,0 +1,63 @@
+"""The counters behind EngineStats."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from backend.engine.scheduler import Scheduler
+from backend.engine.stats import EngineStats
+
+__all__ = ["Account"]
+
+
+@dataclass(slots=True)
+class Account:
+    """What happened since the engine started; see EngineStats for the meanings."""
+
+    received: int = 0
+    finished: int = 0
+    steps: int = 0
+    running_sum: int = 0
+    step_seconds: float = 0.0
+    last_step_s: float = 0.0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    stalls: int = 0
+    failures: int = 0
+    """Steps that failed since the last one that did not."""
+    stuck: bool = False
+    """Whether work waited and nothing could be scheduled, and no step has succeeded since."""
+
+    def step(self, rows: int, seconds: float) -> None:
+        """Take note of a step that succeeded."""
+        self.failures = 0
+        self.stuck = False
+        self.steps += 1
+        self.running_sum += rows
+        self.last_step_s = seconds
+        self.step_seconds += seconds
+
+    def stats(self, scheduler: Scheduler) -> EngineStats:
+        """Return the counters together with the gauges of `scheduler` and its pool."""
+        pool = scheduler.pool
+        return EngineStats(
+            running=scheduler.num_running,
+            waiting=scheduler.num_waiting,
+            free_blocks=pool.num_free,
+            cached_blocks=pool.num_cached,
+            owned_blocks=pool.num_owned,
+            total_blocks=pool.num_blocks,
+            steps=self.steps,
+            step_seconds=self.step_seconds,
+            last_step_s=self.last_step_s,
+            running_sum=self.running_sum,
+            preemptions=scheduler.preemptions,
+            prefix_queries=scheduler.prefix_queries,
+            prefix_hits=scheduler.prefix_hits,
+            prompt_tokens=self.prompt_tokens,
+            generation_tokens=self.generation_tokens,
+            requests_received=self.received,
+            requests_finished=self.finished,
+            stalls=self.stalls,
+            healthy=not self.stuck and self.failures < 2,
+        )
