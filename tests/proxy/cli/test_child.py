@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[3]
 POLITE = """
 import json, signal, subprocess, sys, time
 grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-print(json.dumps({"event": "ready", "grandchild": grandchild.pid}), flush=True)
 print("working", file=sys.stderr, flush=True)
+print(json.dumps({"event": "ready", "grandchild": grandchild.pid}), flush=True)
 time.sleep(600)
 """
 STUBBORN = POLITE.replace("grandchild =", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\ngrandchild =")
