@@ -8,7 +8,7 @@ from time import monotonic
 from controller.observation import Result
 from policies.base import Job
 from policies.sizes import DEFAULT_OUTPUT_TOKENS
-from proxy.headers import RawHeaders
+from proxy.headers import lines_of
 from proxy.incoming import Incoming, Upload
 from proxy.keepalive import Keepalive
 from proxy.lease import Lease
@@ -190,9 +190,14 @@ class Flight:
         # Nothing can be put into a compressed stream.
         lines = outgoing.lines.splitlines(True)
         outgoing.lines = b"".join([line for line in lines if not line.lower().startswith(b"accept-encoding:")])
-        fields = [(b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache")]
-        extra = [b"X-Request-Id: %b\r\n" % self.ticket.id.encode("ascii")]
-        head = head_bytes(200, b"", fields, length=None, chunked=True, close=self.close, extra=extra)
+        head = head_bytes(
+            200,
+            b"",
+            b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Request-Id: %b\r\n"
+            % self.ticket.id.encode("ascii"),
+            chunked=True,
+            close=self.close,
+        )
         self.keepalive = Keepalive(
             self.service.loop, self.transport, head=head, comment=comment, interval_s=interval_s
         )
@@ -304,10 +309,10 @@ class Flight:
             ticket.ended(Result.OK, 200)
             return
         if exchange.bodiless:
-            length = fields.content_length
+            length = exchange.content_length
         elif fields.chunked and self.incoming.http11:
             length, body = None, chunked_body(body, exchange.trailers)
-        answer = Answer(exchange.status, exchange.reason, fields.fields, body, fields.has_request_id)
+        answer = Answer(exchange.status, exchange.reason, exchange.lines, body, fields.has_request_id)
         self._write_answer(answer, body, length)
 
     async def _tunnel(self, exchange: Exchange) -> None:
@@ -318,8 +323,7 @@ class Flight:
         tunnel = Tunnel(self.service.loop, protocol, self.transport, upstream)
         try:
             upgrade = b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
-            fields = exchange.fields.fields
-            head = head_bytes(101, exchange.reason, fields, length=None, chunked=False, close=False, extra=[upgrade])
+            head = head_bytes(101, exchange.reason, exchange.lines + upgrade)
             self.started = True
             self.transport.write(head)
             ticket.ended(Result.OK, 101)
@@ -333,7 +337,7 @@ class Flight:
         ticket, incoming, fields = self.ticket, self.incoming, exchange.fields
         if self.committed:
             framing = Framing.CHUNKED
-        elif exchange.bodiless or fields.content_length is not None:
+        elif exchange.bodiless or exchange.content_length is not None:
             framing = Framing.LENGTH
         elif incoming.http11:
             framing = Framing.CHUNKED
@@ -357,8 +361,8 @@ class Flight:
             self._write_head(
                 exchange.status,
                 exchange.reason,
-                fields.fields,
-                length=fields.content_length,
+                exchange.lines,
+                length=exchange.content_length,
                 chunked=framing == Framing.CHUNKED,
                 known_id=fields.has_request_id,
             )
@@ -387,9 +391,9 @@ class Flight:
             elif relay.done:
                 ticket.ended(_result_of(exchange.status), exchange.status)
 
-    def _tap(self, content_type: bytes) -> None:
+    def _tap(self, content_type: str) -> None:
         if self.call is not None and self.wire is not None:
-            self.ticket.tap = self.wire.tap(self.call, content_type.decode("latin-1"))
+            self.ticket.tap = self.wire.tap(self.call, content_type)
 
     def _error_frame(self, exchange: Exchange) -> bytes:
         """Return what tells the reader of a half-sent stream that it broke."""
@@ -407,7 +411,7 @@ class Flight:
         self._write_head(
             status,
             answer.reason,
-            answer.fields,
+            answer.lines,
             length=length,
             chunked=length is None and bool(body),
             known_id=answer.request_id_known,
@@ -421,7 +425,7 @@ class Flight:
         self,
         status: int,
         reason: bytes,
-        fields: RawHeaders,
+        lines: bytes,
         *,
         length: int | None,
         chunked: bool = False,
@@ -429,10 +433,11 @@ class Flight:
         body: bytes = b"",
     ) -> None:
         ticket = self.ticket
-        extra = [] if known_id else [b"X-Request-Id: %b\r\n" % ticket.id.encode("ascii")]
+        if not known_id:
+            lines = b"%bX-Request-Id: %b\r\n" % (lines, ticket.id.encode("ascii"))
         if ticket.job is not None and ticket.dispatched is not None:
-            extra.append(b"X-Trimtab-Queue-Ms: %.1f\r\n" % (1000.0 * (ticket.dispatched - ticket.arrival)))
-        head = head_bytes(status, reason, fields, length=length, chunked=chunked, close=self.close, extra=extra)
+            lines = b"%bX-Trimtab-Queue-Ms: %.1f\r\n" % (lines, 1000.0 * (ticket.dispatched - ticket.arrival))
+        head = head_bytes(status, reason, lines, length=length, chunked=chunked, close=self.close)
         self.started = True
         ticket.code = status
         self.transport.write(head + body if len(body) < 65536 else head)
@@ -446,7 +451,7 @@ class Flight:
         self.ticket.route = path[1:]
         head = self.incoming.method == "HEAD"
         self._write_answer(
-            Answer(200 if ready else 503, b"", [(b"Content-Type", b"text/plain")], b"" if head else body),
+            Answer(200 if ready else 503, b"", b"Content-Type: text/plain\r\n", b"" if head else body),
             b"" if head else body,
             len(body),
         )
@@ -470,7 +475,7 @@ class Flight:
         if not self.incoming.complete:
             self.close = True
         head = self.incoming.method == "HEAD"
-        self._write_head(status, b"", fields, length=len(body), known_id=True, body=b"" if head else body)
+        self._write_head(status, b"", lines_of(fields), length=len(body), known_id=True, body=b"" if head else body)
         if self.pool is not None and outcome.result in (Result.REFUSED, Result.SHED) and outcome.status >= 429:
             self.pool.hooks.shed(self.pool.name, outcome.reason)
 

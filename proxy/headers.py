@@ -11,7 +11,7 @@ __all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options"
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
-_FORWARD, _DROP, _NOTE, _NOTE_AND_FORWARD, _CONNECTION, _HOST, _LENGTH = range(7)
+_FORWARD, _DROP, _NOTE, _NOTE_AND_FORWARD, _CONNECTION, _HOST, _LENGTH, _DATE = range(8)
 
 # RFC 9110 section 7.6.1: fields that speak about one connection, whether or not Connection names them; then
 # fields that are written anew for the next hop; then fields whose values we need.
@@ -46,7 +46,8 @@ _RESPONSE: dict[bytes, int] = {
     b"te": _DROP,
     b"upgrade": _DROP,
     b"transfer-encoding": _NOTE,
-    b"content-length": _NOTE,
+    b"content-length": _LENGTH,
+    b"date": _DATE,
     b"content-type": _NOTE_AND_FORWARD,
     b"retry-after": _NOTE_AND_FORWARD,
     b"x-request-id": _NOTE_AND_FORWARD,
@@ -234,22 +235,40 @@ _STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwa
 
 
 class ResponseFields:
-    """An answer's fields: the lines that go to the client, and what they say about the body."""
+    """An answer's fields: the lines that go to the client, and what they say about the body.
 
-    __slots__ = ("chunked", "content_length", "content_type", "encoded", "fields", "has_request_id", "retry_after")
+    Immutable, and without the values of Content-Length and Date, so that one object serves every answer of a
+    connection whose fields are `same_as` the ones before: servers repeat themselves even more than clients.
+    """
+
+    __slots__ = (
+        "_after",
+        "_before",
+        "_date_at",
+        "_length_at",
+        "_raw",
+        "_varying",
+        "chunked",
+        "content_type",
+        "encoded",
+        "fields",
+        "has_request_id",
+        "is_event_stream",
+        "retry_after",
+    )
 
     def __init__(self, headers: RawHeaders) -> None:
         fields: list[tuple[bytes, bytes]] = []
         named: set[bytes] | None = None
-        self.content_length: int | None = None
-        self.content_type = b""
+        kind_of_body = b""
+        self._length_at = self._date_at = -1
         self.chunked = False
         self.retry_after: bytes | None = None
         self.has_request_id = False
         self.encoded = False
         """Whether the body is compressed, so that nothing can be put into it."""
         kinds = _RESPONSE
-        for field in headers:
+        for index, field in enumerate(headers):
             name = field[0].lower()
             kind = kinds.get(name, _FORWARD)
             if kind == _FORWARD:
@@ -257,26 +276,57 @@ class ResponseFields:
             elif kind == _NOTE_AND_FORWARD:
                 fields.append(field)
                 if name == b"content-type":
-                    self.content_type = field[1]
+                    kind_of_body = field[1]
                 elif name == b"retry-after":
                     self.retry_after = field[1]
                 elif name == b"x-request-id":
                     self.has_request_id = True
                 else:
                     self.encoded = field[1].strip().lower() != b"identity"
+            elif kind == _DATE:
+                fields.append(field)
+                self._date_at = index if self._date_at < 0 else -2
+            elif kind == _LENGTH:
+                self._length_at = index
             elif kind == _NOTE:
-                if name == b"content-length":
-                    self.content_length = int(field[1])
-                else:
-                    self.chunked = field[1].rstrip().lower().endswith(b"chunked")
+                self.chunked = field[1].rstrip().lower().endswith(b"chunked")
             elif kind == _CONNECTION and field[1] not in _PLAIN_CONNECTION:
                 named = connection_options(field[1]) | (named or set())
         if named:
             fields = [field for field in fields if field[0].lower() not in named]
+        if self._date_at < 0 or (named and b"date" in named):
+            self._date_at = -1
+        self._raw = headers
+        self._varying = tuple(sorted(at for at in (self._length_at, self._date_at) if at >= 0))
         self.fields = fields
-
-    @property
-    def is_event_stream(self) -> bool:
+        """The end-to-end fields as they came first; later ones differ in Date at most."""
+        self.content_type = kind_of_body.decode("latin-1")
+        self.is_event_stream = self.content_type[:24].lower().startswith(_EVENT_STREAMS)
         """Whether the body is a stream of events: server-sent, or one JSON document a line."""
-        kind = self.content_type[:24].lower()
-        return kind.startswith((b"text/event-stream", b"application/x-ndjson", b"application/stream+json"))
+        split = len(fields) if self._date_at < 0 else fields.index(headers[self._date_at])
+        self._before = lines_of(fields[:split])
+        self._after = lines_of(fields[split + 1 :])
+
+    def same_as(self, headers: RawHeaders) -> bool:
+        """Tell whether `headers` are these again, but for the values of Content-Length and Date."""
+        mine, start = self._raw, 0
+        if len(headers) != len(mine):
+            return False
+        for at in self._varying:
+            if headers[at][0] != mine[at][0] or headers[start:at] != mine[start:at]:
+                return False
+            start = at + 1
+        return headers[start:] == mine[start:]
+
+    def length_of(self, headers: RawHeaders) -> int | None:
+        """Return the Content-Length among `headers`, which are the `same_as` these; None when there is none."""
+        return None if self._length_at < 0 else int(headers[self._length_at][1])
+
+    def lines(self, headers: RawHeaders) -> bytes:
+        """Return the end-to-end lines of `headers`, which are the `same_as` these, each ended by CRLF."""
+        if self._date_at < 0:
+            return self._before
+        return b"%b%b: %b\r\n%b" % (self._before, *headers[self._date_at], self._after)
+
+
+_EVENT_STREAMS = ("text/event-stream", "application/x-ndjson", "application/stream+json")

@@ -152,7 +152,7 @@ class MergeRun:
             return False
         body = exchange.take()
         fields = exchange.fields
-        answer = Answer(exchange.status, exchange.reason, fields.fields, body, fields.has_request_id)
+        answer = Answer(exchange.status, exchange.reason, exchange.lines, body, fields.has_request_id)
         for member in members:
             member.ticket.upstream = self._lease.endpoint.name
         if len(members) == 1:
@@ -172,8 +172,8 @@ class MergeRun:
             await self._singly(members)
             return True
         for member, reply in zip(members, replies, strict=True):
-            headers = [(b"Content-Type", reply.content_type.encode("latin-1")), *reply.headers]
-            member.resolve(Answer(reply.status, b"", headers, reply.body))
+            lines = b"Content-Type: %b\r\n%b" % (reply.content_type.encode("latin-1"), lines_of(reply.headers))
+            member.resolve(Answer(reply.status, b"", lines, reply.body))
         return True
 
     async def _singly(self, members: Sequence[MergeTurn]) -> None:

@@ -6,15 +6,12 @@ aiohttp's handler contract asks for a response object; as everything has been wr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from http import HTTPStatus
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
-from proxy.headers import RawHeaders
-
-__all__ = ["SENT_CLOSE", "SENT_KEEP", "head_bytes", "reason_phrase"]
+__all__ = ["SENT_CLOSE", "SENT_KEEP", "head_bytes"]
 
 _PHRASES = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
 _PHRASES[499] = b"Client Closed Request"
@@ -40,36 +37,25 @@ SENT_KEEP: web.StreamResponse = _Sent(keep_alive=True)
 SENT_CLOSE: web.StreamResponse = _Sent(keep_alive=False)
 
 
-def reason_phrase(status: int) -> bytes:
-    """Return the usual phrase of a status code."""
-    return _PHRASES.get(status, b"")
-
-
 def head_bytes(
     status: int,
-    phrase: bytes,
-    fields: RawHeaders,
+    reason: bytes,
+    lines: bytes,
     *,
-    length: int | None,
-    chunked: bool,
-    close: bool,
-    extra: Sequence[bytes] | Iterable[bytes] = (),
+    length: int | None = None,
+    chunked: bool = False,
+    close: bool = False,
 ) -> bytes:
-    """Return a message head with exactly one framing.
+    """Return a message head with at most one framing.
 
-    `length` is the Content-Length to announce, None for none; `extra` are whole lines ended by CRLF.
+    `reason` is the phrase to use, b"" for the usual one; `lines` are whole fields, each ended by CRLF; `length` is
+    the Content-Length to announce, None for none.
     """
     line = _STATUS_LINES.get(status)
-    if line is None or (phrase and phrase != _PHRASES.get(status)):
-        line = b"HTTP/1.1 %d %b\r\n" % (status, phrase)
-    parts = [line]
-    parts += [b"%b: %b\r\n" % field for field in fields]
-    parts += extra
+    if line is None or (reason and reason != _PHRASES[status]):
+        line = b"HTTP/1.1 %d %b\r\n" % (status, reason)
     if length is not None:
-        parts.append(b"Content-Length: %d\r\n" % length)
-    elif chunked:
-        parts.append(b"Transfer-Encoding: chunked\r\n")
-    if close:
-        parts.append(b"Connection: close\r\n")
-    parts.append(b"\r\n")
-    return b"".join(parts)
+        framing = b"Content-Length: %d\r\n" % length
+    else:
+        framing = b"Transfer-Encoding: chunked\r\n" if chunked else b""
+    return b"%b%b%b%b\r\n" % (line, lines, framing, b"Connection: close\r\n" if close else b"")

@@ -13,7 +13,7 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from proxy.handler import Handler
-from proxy.headers import RequestFields
+from proxy.headers import RequestFields, lines_of
 from proxy.incoming import Incoming
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.reply import SENT_CLOSE, head_bytes
@@ -30,13 +30,8 @@ _FULL = (
     head_bytes(
         503,
         b"",
-        [
-            (b"Content-Type", b"application/json"),
-            (b"Retry-After", b"1"),
-            (b"X-Trimtab-Reason", b"connections_exhausted"),
-        ],
+        b"Content-Type: application/json\r\nRetry-After: 1\r\nX-Trimtab-Reason: connections_exhausted\r\n",
         length=len(_FULL_BODY),
-        chunked=False,
         close=True,
     )
     + _FULL_BODY
@@ -90,7 +85,7 @@ class _Protocol(RequestHandler):
         transport = self.transport
         if transport is not None and not transport.is_closing():
             code, fields, body = to_reply(outcome, wire_format("openai"), "-")
-            transport.write(head_bytes(code, b"", fields, length=len(body), chunked=False, close=True) + body)
+            transport.write(head_bytes(code, b"", lines_of(fields), length=len(body), close=True) + body)
         return SENT_CLOSE
 
 

@@ -7,7 +7,6 @@ from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
 from policies.base import Job
-from proxy.headers import RawHeaders
 from proxy.lease import Lease
 from proxy.outcome import Outcome
 from proxy.queue import Drop, Waiting
@@ -26,8 +25,8 @@ class Answer(NamedTuple):
 
     status: int
     reason: bytes
-    fields: RawHeaders
-    """End-to-end fields, without framing."""
+    lines: bytes
+    """End-to-end fields as lines, without framing."""
     body: bytes
     request_id_known: bool = False
     """Whether `fields` bring an x-request-id of the upstream's own."""

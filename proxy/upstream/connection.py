@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
+from proxy.headers import ResponseFields
 from proxy.upstream.errors import Failure, UpstreamError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Connection(asyncio.Protocol):
         "_drained",
         "_eof",
         "_exchange",
+        "_fields",
         "_fresh_head",
         "_head_bytes",
         "_headers",
@@ -66,6 +68,7 @@ class Connection(asyncio.Protocol):
         self._on_free = on_free
         self._on_lost = on_lost
         self._exchange: Exchange | None = None
+        self._fields: ResponseFields | None = None
         self._parser: Any = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._trailers: list[tuple[bytes, bytes]] = []
@@ -251,7 +254,10 @@ class Connection(asyncio.Protocol):
             exchange.on_interim(status, headers)
             return
         reason, self._reason = self._reason, b""
-        exchange.on_head(status, reason, self._headers, self._parser.should_keep_alive())
+        headers, fields = self._headers, self._fields
+        if fields is None or not fields.same_as(headers):
+            fields = self._fields = ResponseFields(headers)
+        exchange.on_head(status, reason, headers, fields, self._parser.should_keep_alive())
         self._fresh_head = True
         if exchange.bodiless:
             # llhttp does not know what was asked, so it would wait for the body that a HEAD only describes.

@@ -62,11 +62,13 @@ class Exchange:
         "_waiter",
         "bodiless",
         "companion",
+        "content_length",
         "ended",
         "error",
         "fault",
         "fields",
         "gather",
+        "headers",
         "heard",
         "keep_alive",
         "reason",
@@ -118,6 +120,9 @@ class Exchange:
         self.status = 0
         self.reason = b""
         self.fields: ResponseFields = _NO_FIELDS
+        """What the head says; shared with other answers, so without Content-Length and Date."""
+        self.headers: RawHeaders = ()
+        self.content_length: int | None = None
         self.keep_alive = False
         self.until_close = False
         """Whether only the closing of the connection ends the body."""
@@ -157,6 +162,11 @@ class Exchange:
             await asyncio.wait((self._waiter,), timeout=timeout_s)
             self._waiter = None
         return self._continued and not self._ready
+
+    @property
+    def lines(self) -> bytes:
+        """The end-to-end lines of the head, each ended by CRLF."""
+        return self.fields.lines(self.headers)
 
     def take(self) -> bytes:
         """Return what has been gathered so far and forget it."""
@@ -206,18 +216,22 @@ class Exchange:
             self._continued = True
             self._wake()
 
-    def on_head(self, status: int, reason: bytes, headers: RawHeaders, keep_alive: bool) -> None:
+    def on_head(
+        self, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields, keep_alive: bool
+    ) -> None:
         """Take the final head."""
         self.started = True
         self.status = status
         self.reason = reason
-        fields = self.fields = ResponseFields(headers)
-        self.until_close = fields.content_length is None and not fields.chunked and status not in (204, 304)
+        self.headers = headers
+        self.fields = fields
+        length = self.content_length = fields.length_of(headers)
+        self.until_close = length is None and not fields.chunked and status not in (204, 304)
         self.keep_alive = keep_alive or (self.bodiless and not self.until_close)
 
     def after_head(self) -> None:
         """Wake the waiter, unless the answer is short enough to be waited for whole."""
-        length = self.fields.content_length
+        length = self.content_length
         if self.gather or (length is not None and length <= WHOLE_LIMIT and not self.bodiless):
             return
         self._wake_ready()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.headers import RequestFields, ResponseFields, connection_options
+from proxy.headers import RequestFields, ResponseFields, connection_options, lines_of
 from proxy.reply import head_bytes
 
 TOKEN = st.text("abcXYZ-", min_size=1, max_size=12).map(str.encode)
@@ -61,25 +61,50 @@ def test_numbers_from_callers_are_positive_and_finite_or_nothing() -> None:
 
 
 def test_response_facts_are_read() -> None:
-    fields = ResponseFields(
-        [(b"Content-Length", b"12"), (b"Content-Type", b"Text/Event-Stream; charset=utf-8"), (b"X-Request-Id", b"u")]
-    )
-    assert fields.content_length == 12
+    headers = [
+        (b"Content-Length", b"12"),
+        (b"Content-Type", b"Text/Event-Stream; charset=x"),
+        (b"X-Request-Id", b"u"),
+    ]
+    fields = ResponseFields(headers)
+    assert fields.length_of(headers) == 12
     assert fields.is_event_stream
     assert fields.has_request_id
     assert not fields.chunked
     assert ResponseFields([(b"Transfer-Encoding", b"gzip, Chunked ")]).chunked
+    assert ResponseFields([(b"Content-Encoding", b"gzip")]).encoded
 
 
 @given(FIELDS, st.integers(0, 10**9), st.booleans())
 def test_a_head_has_one_framing(fields: list[tuple[bytes, bytes]], length: int, chunked: bool) -> None:
-    head = head_bytes(
-        200, b"OK", ResponseFields(fields).fields, length=None if chunked else length, chunked=chunked, close=False
-    )
-    lines = head.lower().split(b"\r\n")
-    assert sum(line.startswith((b"content-length:", b"transfer-encoding:")) for line in lines) == 1
+    lines = ResponseFields(fields).lines(fields)
+    head = head_bytes(200, b"OK", lines, length=None if chunked else length, chunked=chunked)
+    split = head.lower().split(b"\r\n")
+    assert sum(line.startswith((b"content-length:", b"transfer-encoding:")) for line in split) == 1
     assert head.endswith(b"\r\n\r\n")
     assert head.count(b"\r\n\r\n") == 1
+
+
+@given(FIELDS, st.integers(0, 20), st.integers(0, 20), st.booleans())
+def test_answers_repeat_but_for_length_and_date(
+    fields: list[tuple[bytes, bytes]], length_at: int, date_at: int, with_length: bool
+) -> None:
+    def answer(length: bytes, date: bytes) -> list[tuple[bytes, bytes]]:
+        made = list(fields)
+        made.insert(date_at, (b"Date", date))
+        if with_length:
+            made.insert(length_at, (b"content-length", length))
+        return made
+
+    first, second = answer(b"1", b"Mon"), answer(b"22", b"Tue")
+    known = ResponseFields(first)
+    assert known.same_as(second)
+    assert known.length_of(second) == (22 if with_length else None)
+    assert known.lines(second) == lines_of([f for f in second if f[0] != b"content-length"])
+    assert not known.same_as([*second, (b"X", b"y")])
+    for index, (name, value) in enumerate(second):
+        if name not in (b"Date", b"content-length"):
+            assert not known.same_as([*second[:index], (name, value + b"!"), *second[index + 1 :]])
 
 
 @given(FIELDS, st.integers(0, 10**6), st.integers(0, 10**6), st.integers(0, 20))
