@@ -6,6 +6,7 @@ import asyncio
 from time import monotonic
 
 from controller.observation import Result
+from controller.predictor.prediction import Prediction
 from policies.base import Job
 from policies.sizes import DEFAULT_OUTPUT_TOKENS
 from proxy.headers import lines_of
@@ -16,6 +17,7 @@ from proxy.matching import Candidate
 from proxy.merging import outcome_of
 from proxy.outcome import BadInput, Draining, NoRoute, Outcome, Refused, to_reply
 from proxy.pool import ClassRules, Pool
+from proxy.prediction import Predictor
 from proxy.relay import Framing, Relay, chunked_body, cut_short, reset
 from proxy.reply import head_bytes
 from proxy.service import Service
@@ -154,21 +156,41 @@ class Flight:
                 span = pool.controller.slo.deadline_s
         arrival = ticket.arrival
         prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
-        tokens = float(prompt_tokens)
+        tokens, p50, p90 = float(prompt_tokens), None, None
         if call is not None and call.route.generates:
-            tokens += (
-                max_tokens if max_tokens is not None and max_tokens < DEFAULT_OUTPUT_TOKENS else DEFAULT_OUTPUT_TOKENS
-            )
+            if pool.predictor is not None:
+                prediction = ticket.prediction = self._predict(pool.predictor, call)
+                p50, p90 = prediction.p50, prediction.p90
+                tokens += p50
+            elif max_tokens is not None and max_tokens < DEFAULT_OUTPUT_TOKENS:
+                tokens += max_tokens
+            else:
+                tokens += DEFAULT_OUTPUT_TOKENS
+        fields = self.incoming.fields
         give_up = arrival + pool.max_wait_s
+        if fields.ttft_s is not None and fields.ttft_s < pool.max_wait_s:
+            give_up = arrival + fields.ttft_s
         deadline = None
         if span is not None:
             deadline = arrival + span
             if deadline < give_up:
                 give_up = deadline
         ticket.job = job = Job(
-            ticket.id, arrival, rules.slack_s, ticket.tenant, 1.0, prompt_tokens, None, None, deadline, max_tokens
+            ticket.id, arrival, rules.slack_s, ticket.tenant, 1.0, prompt_tokens, p50, p90, deadline, max_tokens
         )
         return job, tokens, give_up
+
+    def _predict(self, predictor: Predictor, call: Call) -> Prediction:
+        payload = call.payload
+        return predictor.predict(
+            model=call.model,
+            tenant=self.ticket.tenant,
+            route=call.route.name,
+            text=call.text,
+            prompt_tokens=call.prompt_tokens,
+            max_tokens=call.max_tokens,
+            params=payload if isinstance(payload, dict) else None,
+        )
 
     async def _gated(self, pool: Pool, rules: ClassRules) -> None:
         """Wait for a slot, then call and relay."""
@@ -249,6 +271,8 @@ class Flight:
             self.ticket.id.encode("ascii"),
             b"" if call is None else rules.slack_line,
         )
+        if self.ticket.prediction is not None:
+            lines += b"X-Trimtab-Predicted-Tokens: %d\r\n" % self.ticket.prediction.p50
         target = incoming.target.encode("utf-8", "surrogateescape")
         outgoing = Outgoing(
             incoming.method.encode("ascii"),

@@ -87,6 +87,7 @@ class RequestFields:
         "named",
         "tenant",
         "timeout_s",
+        "ttft_s",
     )
 
     def __init__(self, headers: RawHeaders) -> None:
@@ -140,6 +141,9 @@ class RequestFields:
         timeout_ms = self.positive_number(b"x-trimtab-timeout-ms")
         self.timeout_s = None if timeout_ms is None else timeout_ms / 1000.0
         """How long the caller is willing to wait for the whole answer."""
+        ttft_ms = self.positive_number(b"x-slo-ttft-ms")
+        self.ttft_s = None if ttft_ms is None else ttft_ms / 1000.0
+        """How long the caller is willing to wait for the first token: no longer need it be queued."""
 
     def same_as(self, headers: RawHeaders) -> bool:
         """Tell whether `headers` are these again, but for the value of Content-Length."""

@@ -11,6 +11,7 @@ from typing import Any, Literal, cast
 
 from controller.load import MAX_RUNNING, Load
 from controller.loop import PoolController
+from controller.observation import Result
 from policies.registry import create_policy
 from proxy.admission import Admission
 from proxy.batcher import Batch, ClosedBy, Former, GateBatcher, MergeBatcher, Plain
@@ -20,6 +21,7 @@ from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
 from proxy.merging import MergeRun
 from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
+from proxy.prediction import Predictor, predictor_for
 from proxy.profile import load_profile
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.slots import MergeSlots
@@ -86,6 +88,7 @@ class Pool:
         controller: PoolController | None = None,
         group: Group | None = None,
         hooks: Hooks | None = None,
+        predictor: Predictor | None = None,
     ) -> None:
         now = clock.now()
         self.name = config.name
@@ -95,6 +98,8 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self._clock = clock
         self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
+        self.predictor = predictor or predictor_for(config.policy)
+        """Guesses output lengths; None where nothing depends on them."""
         self.leases = LeaseBook()
         self.queue = WaitQueue(
             create_policy(config.policy, config.policy_options),
@@ -285,6 +290,9 @@ class Pool:
         obs = ticket.observation(self.name, self._clock.now())
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.policy.completed(ticket.job, obs.output_tokens)
+        if ticket.prediction is not None and self.predictor is not None:
+            reason = ticket.finish_reason if obs.result is Result.OK else "abort"
+            self.predictor.observe(ticket.prediction, obs.output_tokens, reason)
         if ticket.queued:
             self.controller.observe(obs)
         self.hooks.request_finished(obs, ticket.route, ticket.code)

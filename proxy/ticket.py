@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controller.observation import Observation, Result
+from controller.predictor.prediction import Prediction
 from policies.base import Job
 from proxy.wire.base import Call, Tap
 
@@ -22,6 +23,7 @@ class Ticket:
         "code",
         "dispatched",
         "final",
+        "finish_reason",
         "first_byte",
         "generation",
         "id",
@@ -29,6 +31,7 @@ class Ticket:
         "klass",
         "last_byte",
         "output_tokens",
+        "prediction",
         "prompt_tokens",
         "queued",
         "result",
@@ -55,6 +58,8 @@ class Ticket:
         self.last_byte: float | None = None
         self.batch = 1
         self.generation = 0
+        self.prediction: Prediction | None = None
+        self.finish_reason: str | None = None
         self.prompt_tokens = 0
         self.output_tokens = 0
         self.streamed = False
@@ -81,6 +86,7 @@ class Ticket:
         tap = self.tap
         if tap is not None:
             usage = tap.usage()
+            self.finish_reason = usage.finish_reason
             if usage.prompt_tokens is not None:
                 self.prompt_tokens = usage.prompt_tokens
             self.output_tokens = tap.tokens_seen if usage.output_tokens is None else usage.output_tokens

@@ -106,6 +106,31 @@ async def test_a_deadline_that_passes_in_the_queue_is_504_without_any_dispatch()
         assert obs.dispatched is None
 
 
+async def test_nobody_is_queued_beyond_the_wait_for_a_first_token_that_is_of_use() -> None:
+    async with Busy() as busy:
+        check_refusal(await busy.ask({"X-SLO-TTFT-Ms": "40"}), 504, "queue_timeout")
+
+
+async def test_short_answers_go_first_where_the_policy_says_so_and_the_worker_is_told_the_length() -> None:
+    async with Busy(policy="sjf") as busy:
+        order: list[int] = []
+
+        async def one(max_tokens: int) -> None:
+            async with RawClient(busy.stack.port) as client:
+                body = {**CHAT, "max_tokens": max_tokens}
+                assert (await client.ask("POST", "/v1/chat/completions", body=body)).status == 200
+            order.append(max_tokens)
+
+        tasks = []
+        for position, length in enumerate([900, 400, 3], 1):
+            tasks.append(asyncio.create_task(one(length)))
+            await waiting(busy.stack, position)
+        busy.release()
+        await asyncio.gather(*tasks)
+        assert order[0] == 3
+        assert int(busy.up.seen[1].header("x-trimtab-predicted-tokens") or 0) == 3
+
+
 async def test_the_longest_wait_is_a_setting() -> None:
     async with Busy(queue={"max_wait_ms": 40}) as busy:
         check_refusal(await busy.ask(), 504, "queue_timeout")
