@@ -129,6 +129,12 @@ def _parser() -> _Parser:
     engine.add_argument("--num-blocks", type=_whole(1), help="KV blocks; sized from memory unless given")
     engine.add_argument("--kv-cache-bytes", type=_whole(1), help="size of the KV cache without --num-blocks")
     engine.add_argument(
+        "--offload-blocks",
+        type=_whole(0),
+        default=defaults.offload_blocks,
+        help="KV blocks of preempted sequences kept in main memory",
+    )
+    engine.add_argument(
         "--max-num-seqs", type=_whole(1), default=defaults.max_num_seqs, help="sequences running at once"
     )
     engine.add_argument(
@@ -184,6 +190,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
             block_size=given.block_size,
             num_blocks=given.num_blocks,
             memory_bytes=given.kv_cache_bytes,
+            offload_blocks=given.offload_blocks,
             max_num_seqs=given.max_num_seqs,
             max_num_batched_tokens=given.max_num_batched_tokens,
             prefill_chunk=given.prefill_chunk,

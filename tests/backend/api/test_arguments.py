@@ -22,6 +22,7 @@ def model(tmp_path: Path) -> str:
         (["--port", "70000"], "argument --port: must be between 0 and 65535, but it is 70000"),
         (["--port", "web"], "argument --port: 'web' is not a whole number"),
         (["--max-num-seqs", "0"], "argument --max-num-seqs: must be at least 1, but it is 0"),
+        (["--offload-blocks", "-1"], "argument --offload-blocks: must be at least 0, but it is -1"),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "32"], "max_num_batched_tokens (32) must be at least"),
         (["--policy", "lifo"], "argument --policy: invalid choice: 'lifo'"),
         (["--policy", "sjf", "--policy-option", "alfa=2"], "policy 'sjf' has no option 'alfa'"),
@@ -89,3 +90,8 @@ def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
         parse_arguments(["--help"])
     assert stopped.value.code == 0
     assert "--max-num-batched-tokens" in capsys.readouterr().out
+
+
+def test_the_offload_budget_reaches_the_engine(model: str) -> None:
+    assert parse_arguments(["--model", model]).engine.offload_blocks == 0
+    assert parse_arguments(["--model", model, "--offload-blocks", "9"]).engine.offload_blocks == 9

@@ -13,6 +13,7 @@ from backend.engine.batch import Batch
 from backend.engine.core import EngineCore
 from backend.engine.request import GenerationRequest, SamplingParams
 from backend.engine.runner import ModelRunner
+from backend.engine.step import Runner
 from backend.weights.loader import LoadedModel, load_model
 from policies.fcfs import FCFS
 from tests.backend.engine.fake import Clock, fake_options
@@ -118,3 +119,41 @@ def test_a_pool_that_is_barely_large_enough_writes_what_transformers_writes(pair
     results = run(core)
     assert core.stats().preemptions > 0
     check(results, requests, reference)
+
+
+def test_preempted_sequences_come_back_from_main_memory_and_no_token_changes(pair: Pair) -> None:
+    loaded, reference = pair
+    requests = [GenerationRequest(f"r{i}", prompt(5 + 3 * i, i), PARAMS) for i in range(4)]
+    tokens, preemptions = {}, {}
+    for num_blocks, offload in ((64, 0), (9, 0), (9, 9)):
+        core = engine(loaded, num_blocks, 4, prefix_cache=False, offload_blocks=offload)
+        saved, loaded_back = watch_offload(core.runner)
+        for one in requests:
+            core.add(one)
+        results = run(core)
+        check(results, requests, reference)
+        tokens[num_blocks, offload] = {key: result.token_ids for key, result in results.items()}
+        preemptions[num_blocks, offload] = core.stats().preemptions
+        assert (sum(saved) > 0) == (sum(loaded_back) > 0) == (offload > 0)
+    assert tokens[9, 9] == tokens[9, 0] == tokens[64, 0]
+    assert preemptions[64, 0] == 0
+    assert preemptions[9, 9] > 0
+
+
+def watch_offload(runner: Runner) -> tuple[list[int], list[int]]:
+    """Count the blocks of every save and load from here on."""
+    assert isinstance(runner, ModelRunner)
+    saved: list[int] = []
+    loaded: list[int] = []
+    save, load = runner.save_blocks, runner.load_blocks
+
+    def save_blocks(blocks: list[int]) -> torch.Tensor:
+        saved.append(len(blocks))
+        return save(blocks)
+
+    def load_blocks(content: object, first: int, blocks: list[int]) -> None:
+        loaded.append(len(blocks))
+        load(content, first, blocks)
+
+    runner.save_blocks, runner.load_blocks = save_blocks, load_blocks  # type: ignore[method-assign]
+    return saved, loaded
