@@ -99,7 +99,7 @@ document of this page at `/admin/v1/openapi.json`. Two clients come with it:
 - **the console** at `/console/`: the promise, live latency over setpoints, every decision in plain words with an undo
   button, and the controls to steer, in one small page that asks nothing of other hosts;
 - **`trimtab ctl`**, for the shell: `pools`, `show`, `slo`, `pin`, `unpin`, `law`, `freeze`, `rollback`, `what-if`,
-  `decisions --follow`, `reload`, `config`; tables, or the API's own answers with `--json`.
+  `experiment`, `decisions --follow`, `reload`, `config`; tables, or the API's own answers with `--json`.
 
 ![The console while somebody tightens the target](images/console.png)
 

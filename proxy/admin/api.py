@@ -16,7 +16,6 @@ from proxy.admin.schemas import (
     PoolsOut,
     RollbackIn,
     SetpointsPatch,
-    ShadowIn,
     SloPatch,
 )
 from proxy.admin.views import etag, merged_slo, pool_summary, restored_slo, show_decision
@@ -100,18 +99,6 @@ class PoolsApi(Group):
         undo = undo_of(pool, "freeze")
         self.change(request, pool, lambda now, actor: pool.controller.freeze(wanted.frozen, now, actor), "frozen")
         self._end(pool, "freeze", for_s, undo)
-        return self.show(pool)
-
-    async def put_shadow(self, request: web.Request) -> web.Response:
-        """Let another law advise without turning anything."""
-        pool = self.pool(request)
-        wanted = await read_body(request, ShadowIn)
-        self.change(
-            request,
-            pool,
-            lambda now, actor: pool.controller.set_shadow(wanted.law, wanted.options, now, actor),
-            "law",
-        )
         return self.show(pool)
 
     async def post_rollback(self, request: web.Request) -> web.Response:

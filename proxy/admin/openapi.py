@@ -84,6 +84,15 @@ OPERATIONS = (
         body=schemas.ShadowIn, parameters=(_ACTOR,), problems=(404, *_BODY_FAULTS),
     ),
     Operation(
+        "POST", f"{_POOL}/experiment", "post_experiment",
+        "Let another law take turns with the one in force; it stops by itself when it does harm.", schemas.PoolOut,
+        body=schemas.ExperimentIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
+    ),
+    Operation(
+        "DELETE", f"{_POOL}/experiment", "delete_experiment", "End an experiment; the law it began with stays.",
+        schemas.PoolOut, parameters=_WRITE, problems=(404, 409, 412, 422),
+    ),
+    Operation(
         "POST", f"{_POOL}/rollback", "post_rollback", "Undo a decision.", schemas.PoolOut,
         body=schemas.RollbackIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
     ),

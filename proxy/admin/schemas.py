@@ -13,6 +13,7 @@ __all__ = [
     "ConfigOut",
     "DecisionOut",
     "DecisionsOut",
+    "ExperimentIn",
     "FieldError",
     "FiguresOut",
     "FreezeIn",
@@ -83,6 +84,15 @@ class ShadowIn(Section):
 
     law: str | None = Field(min_length=1, max_length=64, description="Name of a law; null ends the shadow.")
     options: dict[str, Any] = Field(default={}, description="Its options.")
+
+
+class ExperimentIn(Section):
+    """Let another law take turns with the one in force, on live traffic, until one is better."""
+
+    law: str = Field(min_length=1, max_length=64, description="The candidate.")
+    options: dict[str, Any] = Field(default={}, description="Its options.")
+    block_s: float = Field(default=120.0, ge=10.0, le=86_400.0, description="Length of a turn.")
+    pairs: int = Field(default=60, ge=3, le=10_000, description="Most pairs of turns before it ends undecided.")
 
 
 class RollbackIn(Section):

@@ -17,12 +17,12 @@ from proxy.admin.operator import Operator
 from proxy.admin.pages import add_console
 from proxy.admin.problem import ApiError, problem_response
 from proxy.admin.system import SystemApi
-from proxy.admin.what_if import WhatIfApi
+from proxy.admin.trials import TrialsApi
 from proxy.config.model import AdminConfig
 
 __all__ = ["GROUPS", "AdminServer", "make_app"]
 
-GROUPS = (PoolsApi, WhatIfApi, SystemApi, EventsApi)
+GROUPS = (PoolsApi, TrialsApi, SystemApi, EventsApi)
 """Who implements the operations."""
 
 _LOG = logging.getLogger("trimtab.admin")

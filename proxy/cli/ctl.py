@@ -174,6 +174,26 @@ def law(context: _Context, name: str, options: tuple[str, ...], for_s: float | N
 
 
 @command.command()
+@click.argument("law_name", metavar="[LAW]", required=False)
+@click.option("--block", callback=_seconds, metavar="DURATION", help="Length of a turn.  [2m]")
+@click.option("--pairs", type=click.IntRange(3, 10_000), help="Most pairs of turns.  [60]")
+@click.option("--stop", is_flag=True, help="End it; the law it began with stays.")
+@_talks
+def experiment(context: _Context, law_name: str | None, block: float | None, pairs: int | None, stop: bool) -> None:
+    """Let LAW take turns with the one in force, on live traffic, until one is better."""
+    path = f"{context.base}/experiment"
+    if stop:
+        context.say_pool(context.client.send("DELETE", path))
+    elif law_name is None:
+        found = context.client.get(context.base)["live"].get("experiment")
+        context.say(found, yaml.safe_dump(found, sort_keys=False).rstrip() if found else "no experiment is running")
+    else:
+        given = {"law": law_name, "block_s": block, "pairs": pairs}
+        body = {key: value for key, value in given.items() if value is not None}
+        context.say_pool(context.client.send("POST", path, body))
+
+
+@command.command()
 @click.option("--off", is_flag=True, help="Let the law go on.")
 @_for_option
 @_talks

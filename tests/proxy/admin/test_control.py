@@ -113,3 +113,18 @@ async def test_for_s_has_a_range(api: TestClient, value: str) -> None:
 async def test_a_refused_change_leaves_no_expiry(api: TestClient, operator: FakeOperator) -> None:
     await problem(api, "PUT", f"{CHAT}/law?for_s=5", 422, json={"law": "wishful"})
     assert operator.clock.pending == 0
+
+
+async def test_an_experiment_runs_and_ends(api: TestClient, operator: FakeOperator) -> None:
+    pool = await ok(api, "POST", f"{CHAT}/experiment", json={"law": "fixed", "block_s": 60, "pairs": 5})
+    assert pool["live"]["experiment"] is not None
+    body = await problem(api, "POST", f"{CHAT}/experiment", 422, json={"law": "step"})
+    assert body["detail"] == "law: an experiment is running; stop it first"
+    pool = await ok(api, "DELETE", f"{CHAT}/experiment")
+    assert (pool["live"]["experiment"], pool["law"]) == (None, "aimd")
+    await problem(api, "DELETE", f"{CHAT}/experiment", 409)
+
+
+async def test_a_bad_candidate_is_refused(api: TestClient) -> None:
+    await problem(api, "POST", f"{CHAT}/experiment", 422, json={"law": "wishful"})
+    await problem(api, "POST", f"{CHAT}/experiment", 422, json={"law": "fixed", "block_s": 1})

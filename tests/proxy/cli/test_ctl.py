@@ -161,3 +161,11 @@ async def test_the_token_comes_from_the_environment(operator: FakeOperator) -> N
         with_it = await asyncio.to_thread(lambda: CliRunner().invoke(main, arguments, env=environ))
     assert (without.exit_code, without.stderr) == (2, "trimtab: A bearer token is required.\n")
     assert with_it.exit_code == 0
+
+
+async def test_experiments_from_the_shell(ctl: Ctl) -> None:
+    assert await said(ctl, "-p", "chat", "experiment") == "no experiment is running\n"
+    await said(ctl, "-p", "chat", "experiment", "fixed", "--block", "5m", "--pairs", "4")
+    assert "arm" in await said(ctl, "-p", "chat", "experiment")
+    await said(ctl, "-p", "chat", "experiment", "--stop")
+    assert await said(ctl, "-p", "chat", "experiment") == "no experiment is running\n"

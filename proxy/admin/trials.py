@@ -1,29 +1,31 @@
-"""Trying a change on paper before making it."""
+"""Trying a change before making it: on paper, in the shadow, or by turns."""
 
 from __future__ import annotations
 
 import asyncio
+import secrets
 from dataclasses import asdict
 from typing import Any
 
 from aiohttp import web
 
+from controller.experiment import Arm
 from controller.loop import PoolController
 from controller.slo import SLO
 from proxy.admin.api import KNOBS, check_bounds
 from proxy.admin.base import Group, answer
 from proxy.admin.operator import Operator, PoolView
 from proxy.admin.problem import ApiError, field_error
-from proxy.admin.requests import read_body
-from proxy.admin.schemas import WhatIfIn, WhatIfOut
-from proxy.admin.views import merged_slo
+from proxy.admin.requests import read_body, require_match
+from proxy.admin.schemas import ExperimentIn, ShadowIn, WhatIfIn, WhatIfOut
+from proxy.admin.views import etag, merged_slo
 from proxy.whatif import Settings, TooLittle, ask, frame
 
-__all__ = ["WhatIfApi"]
+__all__ = ["TrialsApi"]
 
 
-class WhatIfApi(Group):
-    """Answers questions one at a time: each keeps a core busy for a moment."""
+class TrialsApi(Group):
+    """The operations that try things out. Questions are answered one at a time: each keeps a core busy."""
 
     def __init__(self, operator: Operator) -> None:
         super().__init__(operator)
@@ -52,6 +54,45 @@ class WhatIfApi(Group):
         except RuntimeError as error:
             raise ApiError(503, f"The question could not be answered: {error}.") from None
         return answer(WhatIfOut(requests=len(question.requests), span_s=question.requests[-1][0], **figures))
+
+    async def put_shadow(self, request: web.Request) -> web.Response:
+        """Let another law advise without turning anything."""
+        pool = self.pool(request)
+        wanted = await read_body(request, ShadowIn)
+        self.change(
+            request,
+            pool,
+            lambda now, actor: pool.controller.set_shadow(wanted.law, wanted.options, now, actor),
+            "law",
+        )
+        return self.show(pool)
+
+    async def post_experiment(self, request: web.Request) -> web.Response:
+        """Let another law take turns with the one in force."""
+        pool = self.pool(request)
+        wanted = await read_body(request, ExperimentIn)
+        require_match(request, etag(pool))
+        settings = _settings(pool)
+        present, candidate = Arm(settings.law, settings.options), Arm(wanted.law, wanted.options)
+        times = {"block_s": wanted.block_s, "settle_s": 0.2 * wanted.block_s, "most_pairs": wanted.pairs}
+        self.change(
+            request,
+            pool,
+            lambda now, actor: pool.controller.start_experiment(
+                present, candidate, now, actor, seed=secrets.randbits(32), **times
+            ),
+            "law",
+        )
+        return self.show(pool)
+
+    async def delete_experiment(self, request: web.Request) -> web.Response:
+        """End an experiment in favour of the law it began with."""
+        pool = self.pool(request)
+        require_match(request, etag(pool))
+        if pool.controller.snapshot(self.now())["experiment"] is None:
+            raise ApiError(409, "No experiment is running.")
+        self.change(request, pool, lambda now, actor: pool.controller.stop_experiment(now, actor), "experiment")
+        return self.show(pool)
 
 
 def _settings(pool: PoolView) -> Settings:
