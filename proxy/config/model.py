@@ -112,13 +112,9 @@ class LimitsConfig(Section):
         default=65_536, ge=1_024, le=16_777_216, description="All headers together; more is 431."
     )
     max_headers: int = Field(default=128, ge=8, le=10_000, description="Most header lines; more is 431.")
-    max_json_depth: int = Field(
-        default=128, ge=4, le=10_000, description="Deepest nesting of a JSON body; more is 400."
-    )
     max_connections: int = Field(
         default=10_000, ge=1, le=1_000_000, description="Open client connections; more wait."
     )
-    header_timeout_s: float = Field(default=10.0, gt=0.0, le=3_600.0, description="To send all headers.")
     body_timeout_s: float = Field(default=60.0, gt=0.0, le=3_600.0, description="Between two pieces of a body.")
     keepalive_timeout_s: float = Field(default=75.0, gt=0.0, le=3_600.0, description="Idle client connections.")
 
