@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from math import ceil, log2
 
-from proxy.batcher import Batch
 from proxy.headers import lines_of
 from proxy.lease import Lease
+from proxy.merger import Batch
 from proxy.outcome import InternalFault, NoUpstream, Outcome, UpstreamFailed, UpstreamTimeout
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError

@@ -7,23 +7,25 @@ import logging
 from collections.abc import Hashable
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from controller.load import MAX_RUNNING, Load
 from controller.loop import PoolController
 from controller.observation import Result
 from policies.registry import create_policy
 from proxy.admission import Admission
-from proxy.batcher import Batch, ClosedBy, Former, GateBatcher, MergeBatcher, Plain
+from proxy.batcher import ClosedBy, Former, GateBatcher, Plain
 from proxy.clock import Clock
-from proxy.config.model import ClassConfig, PoolConfig
+from proxy.config.model import PoolConfig
 from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
+from proxy.merger import Batch, MergeBatcher
 from proxy.merging import MergeRun
 from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
 from proxy.prediction import Predictor, predictor_for
 from proxy.profile import load_profile
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
+from proxy.rules import ClassRules, controller_for
 from proxy.slots import MergeSlots
 from proxy.ticket import Ticket
 from proxy.turn import Answer, MergeTurn, Turn
@@ -36,41 +38,6 @@ from proxy.wire.base import Call, Route
 __all__ = ["ClassRules", "Pool", "controller_for"]
 
 log = logging.getLogger("trimtab.proxy")
-
-
-def controller_for(config: PoolConfig, now: float) -> PoolController:
-    """Make the controller that `config` asks for."""
-    return PoolController(
-        config.name,
-        slo=config.to_slo(),
-        setpoints=config.to_setpoints(),
-        bounds=config.to_bounds(),
-        law=config.law,
-        law_options=config.law_options,
-        mode=_mode(config),
-        now=now,
-    )
-
-
-def _mode(config: PoolConfig) -> Literal["merge", "gate"]:
-    """Return which of the two the pool mostly does: as configured, else as all the upstreams' profiles say."""
-    if config.dispatch != "auto":
-        return config.dispatch
-    defaults = {load_profile(upstream.profile).dispatch.default for upstream in config.upstreams}
-    return "merge" if defaults == {"merge"} else "gate"
-
-
-class ClassRules:
-    """A priority class as the hot path wants it."""
-
-    __slots__ = ("deadline_s", "express", "slack_line", "slack_s")
-
-    def __init__(self, config: ClassConfig) -> None:
-        self.slack_s = config.slack_ms / 1000.0
-        self.express = config.express
-        self.deadline_s = None if config.deadline_ms is None else config.deadline_ms / 1000.0
-        self.slack_line = b"X-Trimtab-Class-Slack-Ms: %d\r\n" % config.slack_ms if config.slack_ms else b""
-        """What tells a worker of ours about the class."""
 
 
 class Pool:

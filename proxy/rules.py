@@ -1,0 +1,46 @@
+"""A pool's configuration in the terms of those who act on it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from controller.loop import PoolController
+from proxy.config.model import ClassConfig, PoolConfig
+from proxy.profile import load_profile
+
+__all__ = ["ClassRules", "controller_for"]
+
+
+def controller_for(config: PoolConfig, now: float) -> PoolController:
+    """Make the controller that `config` asks for."""
+    return PoolController(
+        config.name,
+        slo=config.to_slo(),
+        setpoints=config.to_setpoints(),
+        bounds=config.to_bounds(),
+        law=config.law,
+        law_options=config.law_options,
+        mode=_mode(config),
+        now=now,
+    )
+
+
+def _mode(config: PoolConfig) -> Literal["merge", "gate"]:
+    """Return which of the two the pool mostly does: as configured, else as all the upstreams' profiles say."""
+    if config.dispatch != "auto":
+        return config.dispatch
+    defaults = {load_profile(upstream.profile).dispatch.default for upstream in config.upstreams}
+    return "merge" if defaults == {"merge"} else "gate"
+
+
+class ClassRules:
+    """A priority class as the hot path wants it."""
+
+    __slots__ = ("deadline_s", "express", "slack_line", "slack_s")
+
+    def __init__(self, config: ClassConfig) -> None:
+        self.slack_s = config.slack_ms / 1000.0
+        self.express = config.express
+        self.deadline_s = None if config.deadline_ms is None else config.deadline_ms / 1000.0
+        self.slack_line = b"X-Trimtab-Class-Slack-Ms: %d\r\n" % config.slack_ms if config.slack_ms else b""
+        """What tells a worker of ours about the class."""
