@@ -1,0 +1,99 @@
+"""A merged call's lease comes back whatever becomes of the call."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from policies.base import Job
+from proxy.batcher import ClosedBy
+from proxy.lease import LeaseBook
+from proxy.merger import Batch
+from proxy.merging import MergeRun
+from proxy.ticket import Ticket
+from proxy.turn import MergeTurn
+from proxy.upstream.address import Address
+from proxy.upstream.connections import ConnectionPool
+from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.outgoing import Outgoing
+from proxy.wire.base import Call
+from proxy.wire.openai import EMBEDDINGS, OpenAI
+
+
+class Silent:
+    """A group whose calls never come back."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        await asyncio.Event().wait()
+
+
+class Failing(Silent):
+    async def call(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("a bug")
+
+
+def make(group: Any, count: int = 2) -> tuple[MergeRun, list[MergeTurn], LeaseBook]:
+    loop = asyncio.get_running_loop()
+    address = Address.of("http://127.0.0.1:9")
+    endpoint = Endpoint(address, ConnectionPool(loop, address, limit=1, idle_s=1.0))
+    book = LeaseBook()
+    turns = [
+        MergeTurn(
+            loop,
+            Ticket(str(n), 0.0),
+            Job(str(n), 0.0),
+            Call(EMBEDDINGS, b"{}", payload={}, extra={"items": ["x"]}),
+            Outgoing(b"POST", b"/", b""),
+            OpenAI(),
+            until=1e9,
+            tokens=1.0,
+            express=False,
+        )
+        for n in range(count)
+    ]
+    batch = Batch(list(turns), count, float(count), ClosedBy.FULL, 0)
+    return MergeRun(group, OpenAI(), batch, turns, book.grant(endpoint, 2.0), 1e9), turns, book
+
+
+async def over(run: MergeRun) -> asyncio.Event:
+    done = asyncio.Event()
+    run.start(asyncio.get_running_loop(), lambda _: done.set())
+    return done
+
+
+async def test_when_everybody_leaves_before_its_first_step() -> None:
+    group = Silent()
+    run, turns, book = make(group)
+    done = await over(run)
+    for turn in turns:
+        turn.gone = True
+    run.member_gone()
+    await asyncio.wait_for(done.wait(), 5)
+    assert (book.held, group.calls) == (0, 0)
+
+
+async def test_when_everybody_leaves_during_it() -> None:
+    group = Silent()
+    run, turns, book = make(group)
+    done = await over(run)
+    await asyncio.sleep(0)
+    turns[0].gone = True
+    run.member_gone()
+    await asyncio.sleep(0)
+    assert (book.held, group.calls) == (1, 1), "somebody still waits"
+    turns[1].gone = True
+    run.member_gone()
+    await asyncio.wait_for(done.wait(), 5)
+    assert book.held == 0
+
+
+async def test_when_the_proxy_itself_fails_everybody_is_told() -> None:
+    run, turns, book = make(Failing())
+    done = await over(run)
+    await asyncio.wait_for(done.wait(), 5)
+    assert book.held == 0
+    assert [turn.outcome.reason for turn in turns if turn.outcome] == ["internal_error"] * 2
