@@ -25,6 +25,7 @@ __all__ = ["command"]
 
 _PROGRESS = re.compile(r"^(?P<stage>[^:]{1,60}): +(?P<percent>\d{1,3})%$")
 _WORKER_PATIENCE_S = 10.0
+_LOOK_S = 0.05
 _REFUSED = 2
 """The exit code of a worker that has said itself what is wrong with what it was asked for."""
 _DEMO_SLO = {"tpot_ms": 150.0, "e2e_ms": 60_000.0}
@@ -129,7 +130,7 @@ class _Up:
         try:
             await proxy.start(self._data, self._admin)
             ready = await _first(child.event("ready"), signals.asked.wait())
-            if ready is None:
+            if ready is None or not await _first(_seen_well(proxy), signals.asked.wait()):
                 return 0
             self._progress.close()
             self._announce(ready)
@@ -176,6 +177,15 @@ class _Up:
 def _exit_code(code: int) -> int:
     """Return what a shell would: 128 and the signal for a child that a signal ended; never 0."""
     return 128 - code if code < 0 else code or 1
+
+
+async def _seen_well(proxy: Any) -> bool:
+    """Wait until the proxy has seen the worker well, which it looks for several times a second."""
+    for _ in range(int(_WORKER_PATIENCE_S / _LOOK_S)):
+        if not proxy.unready():
+            break
+        await asyncio.sleep(_LOOK_S)
+    return True
 
 
 async def _first(work: Any, stop: Any) -> Any:
