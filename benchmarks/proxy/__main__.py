@@ -1,7 +1,7 @@
 """What the proxy costs, beside other proxies in one interleaved run.
 
     python -m benchmarks.proxy --install        install the peers that are missing
-    python -m benchmarks.proxy [--quick] [--json FILE] [--only chat,stream,hold,merge,lone,overload]
+    python -m benchmarks.proxy [--quick] [--json FILE] [--only chat,stream,hold,merge,lone,overload,instructions]
 
 The proxies run one at a time on core 1; the mock model server and the load client share core 0. CPU time is each
 proxy's own (user + system, its children included), read from the kernel's clock at both ends of the measured
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.bars import Bar, report
+from benchmarks.proxy.instructions import instruction_bars
 from benchmarks.proxy.peers import PEERS, install, mosec_command, mosec_installed, trimtab_gate, trimtab_merge
 from benchmarks.proxy.processes import Processes, mock_counts, native, wait_until_ready
 
-TESTS = ("chat", "stream", "hold", "merge", "lone", "overload")
+TESTS = ("chat", "stream", "hold", "merge", "lone", "overload", "instructions")
 CHAT = json.dumps({"model": "mock", "messages": [{"role": "user", "content": "hi"}]}).encode()
 EMBED = json.dumps({"model": "mock", "input": "a sentence of some forty characters, so."})
 
@@ -241,8 +242,11 @@ def main() -> int:
     cores = sorted(os.sched_getaffinity(0))
     bars: list[Bar] = []
     secs, repeats = ("0.8", 2) if options.quick else ("2", 5)
-    for steps in ({"chat", "stream", "hold"}, {"merge"}, {"lone"}, {"overload"}):
+    for steps in ({"chat", "stream", "hold"}, {"merge"}, {"lone"}, {"overload"}, {"instructions"}):
         if not steps & tests:
+            continue
+        if steps == {"instructions"}:
+            bars += instruction_bars(9700)
             continue
         with Processes() as processes:
             ports = itertools.count(9500 + 20 * len(bars))
