@@ -85,7 +85,9 @@ def _with_upstream(overrides: Sequence[Override], url: str) -> list[Override]:
     slo = [
         Override(("slo", key), value, "trimtab up") for key, value in _DEMO_SLO.items() if ("slo", key) not in chosen
     ]
-    return [*slo, Override(("upstreams",), [{"url": url, "profile": "trimtab-worker"}], "trimtab up"), *overrides]
+    window = Override(("setpoints", "window_ms", "initial"), 0, "trimtab up")
+    upstreams = Override(("upstreams",), [{"url": url, "profile": "trimtab-worker"}], "trimtab up")
+    return [*slo, window, upstreams, *overrides]
 
 
 class _Up:
