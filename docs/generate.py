@@ -80,9 +80,9 @@ pools:
 is a dollar sign. Secrets are never printed.
 
 **Reload.** `SIGHUP`, or `POST /admin/v1/reload`, reads everything again. A configuration that is not valid changes
-nothing. Pools follow at once, and requests finish on the pool they started on; `listen`, `admin`, `limits` and
-`trust_headers` need a restart. Where only `slo`, `law` or `law_options` changed, the controller goes on with what it
-has learned. What an operator set through the admin API stays, unless the same key changed in the file.
+nothing. Pools and keys follow at once, and requests finish on the pool they started on; `listen`, `admin`, `limits`
+and `trust_headers` need a restart. Where only `slo`, `law` or `law_options` changed, the controller goes on with what
+it has learned. What an operator set through the admin API stays, unless the same key changed in the file.
 
 Units are in the names: `_ms`, `_s`, `_bytes`, `_tokens`.
 
@@ -158,7 +158,7 @@ def _sections(
         if section is None:
             continue
         step: tuple[str | int, ...] = (name,)
-        if name in ("pools", "upstreams"):
+        if name in ("pools", "upstreams", "keys"):
             step = (name, 0)
         elif name == "classes":
             step = (name, "NAME")
@@ -188,13 +188,20 @@ def _accepts(key: Key) -> str:
         return ", ".join(f"`{name}`" for name in _NAMES[key.name]())
     if section is None:
         return accepted(key).replace("|", "\\|")
-    many = {"pools": "a list of pools", "upstreams": "a list of URLs or mappings", "classes": "a mapping by name"}
+    many = {
+        "pools": "a list of pools",
+        "upstreams": "a list of URLs or mappings",
+        "classes": "a mapping by name",
+        "keys": "a list of keys",
+    }
     return many.get(key.name, "a section")
 
 
 def _default(section: type[Section], name: str) -> str:
     field = section.model_fields[name]
     if section_of(field.annotation) is not None:
+        if name == "keys":
+            return "none"
         if name == "classes":
             return ", ".join(f"`{known}`" for known in PoolConfig.model_fields["classes"].default)
         return "required" if field.is_required() and section is not Config else ""

@@ -9,6 +9,7 @@ from controller.observation import Result
 from proxy.headers import lines_of
 from proxy.incoming import Incoming
 from proxy.keepalive import Keepalive
+from proxy.keys import Visit
 from proxy.merging import outcome_of
 from proxy.outcome import Outcome, to_reply
 from proxy.pool import Pool
@@ -44,6 +45,7 @@ class Answering:
         "started",
         "ticket",
         "transport",
+        "visit",
         "wire",
     )
 
@@ -60,6 +62,8 @@ class Answering:
         self.started = False
         """Whether any byte of an answer has been written."""
         self.keepalive: Keepalive | None = None
+        self.visit: Visit | None = None
+        """Who sent it, where API keys are configured."""
 
     @property
     def committed(self) -> bool:

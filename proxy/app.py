@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from time import monotonic
 from typing import Any
 
 from controller.decision import Decision
@@ -24,6 +25,7 @@ from proxy.gauges import PoolGauges
 from proxy.handler import Handler
 from proxy.incoming import Limits
 from proxy.keeper import Keeper
+from proxy.keys import Keyring
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 from proxy.metrics import Metrics
@@ -75,6 +77,7 @@ class Proxy:
             trust_headers=config.trust_headers,
         )
         self.handler.service.ready = lambda: not self.unready()
+        self._follow_keys(config)
         self.data = DataServer(self.handler, _server_limits(config))
         self.expiry = Expiry(self.clock, lambda: self._pools, self.decided)
         self.admin = AdminServer(self, config.admin)
@@ -235,6 +238,7 @@ class Proxy:
                 task = self._loop.create_task(self._retire(pool))
                 self._retiring.add(task)
                 task.add_done_callback(self._retiring.discard)
+        self._follow_keys(config)
         self.config = config.model_copy(update={key: getattr(self.config, key) for key in _FIXED})
         self.generation += 1
         logs.setup(config.log)
@@ -248,6 +252,15 @@ class Proxy:
         if (before.law, before.law_options) != (wanted.law, wanted.law_options):
             self._note(pool.controller.set_law(wanted.law, wanted.law_options, now, actor))
         pool.knobs_changed()
+
+    def _follow_keys(self, config: Config) -> None:
+        """Let in whom `config` lets in; what a key has used up stays used up unless its limits changed."""
+        service = self.handler.service
+        service.keyring = (
+            Keyring(config.keys, now=monotonic(), forward=config.forward_keys, before=service.keyring)
+            if config.keys
+            else None
+        )
 
     async def _retire(self, pool: Pool) -> None:
         """Let a replaced pool finish what it has, then close it."""

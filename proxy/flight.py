@@ -51,6 +51,8 @@ class Flight(Answering):
         if path in _OWN and incoming.method in ("GET", "HEAD"):
             self._own(path)
             return
+        if service.keyring is not None:
+            self.visit = service.keyring.receive(incoming)
         candidates = service.table.candidates(incoming.method, path)
         if not candidates:
             self.wire = detect(incoming.method, path).wire
@@ -94,7 +96,9 @@ class Flight(Answering):
         """Fill in class and tenant, and return the rules of the class."""
         ticket, rules = self.ticket, pool.rules
         klass = pool.config.default_class
-        if self.service.trust_headers:
+        if self.visit is not None:
+            klass = self.visit.classify(ticket, self.incoming.fields, pool)
+        elif self.service.trust_headers:
             fields = self.incoming.fields
             if fields.klass is not None and fields.klass in rules:
                 klass = fields.klass
@@ -131,6 +135,10 @@ class Flight(Answering):
                 tokens += max_tokens
             else:
                 tokens += DEFAULT_OUTPUT_TOKENS
+        visit = self.visit
+        if visit is not None:
+            visit.admit(tokens, monotonic())
+        weight = 1.0 if visit is None else visit.caller.weight
         fields = self.incoming.fields
         give_up = arrival + pool.max_wait_s
         if fields.ttft_s is not None and fields.ttft_s < pool.max_wait_s:
@@ -141,7 +149,7 @@ class Flight(Answering):
             if deadline < give_up:
                 give_up = deadline
         ticket.job = job = Job(
-            ticket.id, arrival, rules.slack_s, ticket.tenant, 1.0, prompt_tokens, p50, p90, deadline, max_tokens
+            ticket.id, arrival, rules.slack_s, ticket.tenant, weight, prompt_tokens, p50, p90, deadline, max_tokens
         )
         return job, tokens, give_up
 
@@ -172,6 +180,8 @@ class Flight(Answering):
     async def _relayed(self, pool: Pool, rules: ClassRules) -> None:
         """Call and relay without waiting for a slot."""
         self.ticket.queued = False
+        if self.visit is not None:
+            self.visit.admit(0.0, monotonic())
         lease = pool.unqueued()
         self.ticket.dispatched = monotonic()
         self.ticket.generation = pool.controller.setpoints.generation
@@ -274,3 +284,5 @@ class Flight(Answering):
             self.keepalive.stop()
         if self.pool is not None:
             self.pool.finished(self.ticket)
+        if self.visit is not None:
+            self.visit.leave(self.ticket, monotonic())

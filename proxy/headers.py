@@ -5,7 +5,11 @@ Both directions are one pass over the raw fields. Order, spelling and duplicates
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proxy.keys import Caller, Keyring
 
 __all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options", "lines_of"]
 
@@ -79,12 +83,14 @@ class RequestFields:
         "_identity",
         "_length_at",
         "_noted",
-        "_raw",
+        "caller",
         "checked",
         "forwarded",
         "hosts",
+        "keyring",
         "klass",
         "named",
+        "raw",
         "tenant",
         "timeout_s",
         "ttft_s",
@@ -123,7 +129,8 @@ class RequestFields:
             forwarded = [field for field in forwarded if field[0].lower() not in named]
             for name in named & _STRIPPABLE:
                 noted.pop(name, None)
-        self._raw = headers
+        self.raw = headers
+        """The fields as they came."""
         self._noted = noted
         self._hop: bytes | None = None
         self._identity: tuple[object, ...] | None = None
@@ -134,6 +141,10 @@ class RequestFields:
         """Options of Connection beyond keep-alive and close; None when there were none."""
         self.checked = False
         """Whether somebody has looked at them and found nothing ambiguous."""
+        self.keyring: Keyring | None = None
+        """Who looked at their API key last."""
+        self.caller: Caller | None = None
+        """Whose key it is, in the eyes of `keyring`."""
         self.klass = self.text(b"x-trimtab-class")
         """The class that the caller asks for."""
         self.tenant = (self.text(b"x-trimtab-tenant") or "")[:_MAX_TENANT]
@@ -147,7 +158,7 @@ class RequestFields:
 
     def same_as(self, headers: RawHeaders) -> bool:
         """Tell whether `headers` are these again, but for the value of Content-Length."""
-        mine, at = self._raw, self._length_at
+        mine, at = self.raw, self._length_at
         if at < 0:
             return headers == mine
         return (
@@ -185,6 +196,12 @@ class RequestFields:
         except ValueError:
             return None
         return number if 0.0 < number < 1e12 else None
+
+    def drop(self, names: Collection[bytes]) -> None:
+        """Let no field of these (lower-case) names go on. Only before `next_hop` and `identity` are first asked."""
+        self.forwarded = [field for field in self.forwarded if field[0].lower() not in names]
+        for name in names:
+            self._noted.pop(name, None)
 
     def next_hop(self, peer: str, scheme: str) -> bytes:
         """Return the lines for the upstream, each ended by CRLF.

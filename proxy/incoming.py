@@ -82,6 +82,11 @@ class Incoming:
         self.length = fields.length_of(raw)
         """The declared length of the body; None when it is chunked or there is none."""
 
+    def refresh_fields(self) -> RequestFields:
+        """Sort the fields anew, forgetting what was found out about them, and return them."""
+        self.fields = self.protocol.seen = RequestFields(self.fields.raw)
+        return self.fields
+
     def _cancel(self, error: BaseException) -> None:
         """The client left: whoever reads the body is to know."""
         self._content.set_exception(error)

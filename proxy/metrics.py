@@ -43,8 +43,8 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
 """Routes whose series exist from the start; others appear with their first request."""
 SHED_REASONS = (
-    "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited", "draining",
-    "no_upstream",
+    "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
+    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream",
 )  # fmt: skip
 """The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)

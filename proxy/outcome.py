@@ -1,8 +1,8 @@
 """Every way in which a request can end without its upstream's answer, and the one place that words them in HTTP.
 
-Codes: 429 the caller's own limit; 503 we are saturated, draining, without an upstream, or the promise cannot be
-kept now; 504 a deadline passed; 502 the upstream failed before a byte; 499 the client went away (log only); 4xx
-the caller's mistake. Never 408 or 409: SDKs retry those blindly.
+Codes: 401 no valid key; 429 the caller's own limit; 503 we are saturated, draining, without an upstream, or the
+promise cannot be kept now; 504 a deadline passed; 502 the upstream failed before a byte; 499 the client went away
+(log only); 4xx the caller's mistake. Never 408 or 409: SDKs retry those blindly.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ __all__ = [
     "Refused",
     "Shed",
     "SlowClient",
+    "Unauthorized",
     "UpstreamFailed",
     "UpstreamTimeout",
     "to_reply",
@@ -137,6 +138,16 @@ class SlowClient(_Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class Unauthorized(_Outcome):
+    """API keys are required, and none that is known came. Does not say whether one came at all."""
+
+    status: ClassVar[int] = 401
+    result: ClassVar[Result] = Result.REFUSED
+    reason = "invalid_api_key"
+    message = "A valid API key is required, as a bearer token or in x-api-key."
+
+
+@dataclass(frozen=True, slots=True)
 class NoRoute(_Outcome):
     """No pool takes this path and model."""
 
@@ -161,7 +172,12 @@ class CallerLimited(_Outcome):
     result: ClassVar[Result] = Result.REFUSED
     limit: str
     after_s: float = 1.0
-    reason = "rate_limited"
+    why: str = "rate_limited_requests"
+
+    @property
+    def reason(self) -> str:
+        """`rate_limited_requests`, `rate_limited_tokens` or `too_many_inflight`."""
+        return self.why
 
     @property
     def message(self) -> str:
@@ -360,6 +376,7 @@ Outcome: TypeAlias = (
     | QueueFull
     | Shed
     | SlowClient
+    | Unauthorized
     | UpstreamFailed
     | UpstreamTimeout
 )
@@ -385,6 +402,8 @@ def to_reply(outcome: Outcome, wire: WireFormat, request_id: str) -> tuple[int, 
         (b"X-Request-Id", request_id.encode("latin-1")),
         (b"X-Trimtab-Reason", outcome.reason.encode("latin-1")),
     ]
+    if outcome.status == 401:
+        headers.append((b"WWW-Authenticate", b"Bearer"))
     after = outcome.retry_after_s
     if after is not None:
         headers.append((b"Retry-After", b"%d" % max(1, ceil(after))))

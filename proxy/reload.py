@@ -11,7 +11,7 @@ __all__ = ["LIVE_POOL_KEYS", "Change", "compare", "keeps_controller", "needs_new
 LIVE_POOL_KEYS = frozenset({"slo", "law", "law_options"})
 """Keys of a pool that its controller takes over in place, without losing what it has learned."""
 
-_LIVE = frozenset({"pools", "drain", "log"})
+_LIVE = frozenset({"pools", "drain", "log", "keys", "forward_keys"})
 """Sections that follow a reload; the others belong to sockets that are open already."""
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from proxy.incoming import Limits
+from proxy.keys import Keyring
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 
@@ -15,7 +16,7 @@ __all__ = ["Service"]
 class Service:
     """Requests take `table` when they arrive and keep what they took, so it may be swapped at any time."""
 
-    __slots__ = ("lifecycle", "limits", "loop", "ready", "table", "trust_headers")
+    __slots__ = ("keyring", "lifecycle", "limits", "loop", "ready", "table", "trust_headers")
 
     def __init__(
         self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
@@ -25,6 +26,8 @@ class Service:
         self.lifecycle = lifecycle
         self.trust_headers = trust_headers
         """Whether callers may choose class and tenant by header."""
+        self.keyring: Keyring | None = None
+        """Who may call; None where everybody may."""
         self.ready: Callable[[], bool] = lambda: lifecycle.ready
         """Whether balancers should send traffic here."""
         self.loop = asyncio.get_running_loop()

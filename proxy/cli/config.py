@@ -7,10 +7,12 @@ from pathlib import Path
 
 import click
 
-from proxy.cli.options import config_file_option, find_file, read_config, set_option, settings
+from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
 from proxy.config.show import as_data, as_yaml, json_schema
 
 __all__ = ["command"]
+
+_SHORTEST_KEY = 16
 
 
 @click.group("config")
@@ -43,3 +45,22 @@ def show(file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
 def schema() -> None:
     """Print the JSON Schema of the file, for editors."""
     click.echo(json.dumps(json_schema(), indent=2))
+
+
+@command.command("hash-key")
+def hash_key() -> None:
+    """Read an API key from stdin and print its hash, for `keys` in the configuration.
+
+    The key is not shown, and nothing but the hash is ever needed: head -c 32 /dev/urandom | base64 makes a good one.
+    """
+    import sys
+
+    from proxy.keys import hash_key as hash_of
+
+    by_hand = sys.stdin.isatty()
+    key = (click.prompt("API key", hide_input=True, err=True) if by_hand else sys.stdin.readline()).strip()
+    if len(key) < _SHORTEST_KEY:
+        die(f"a key needs at least {_SHORTEST_KEY} characters, or it can be guessed from its hash")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        die("a key is sent in a header field: printable ASCII characters, without spaces")
+    click.echo(hash_of(key))

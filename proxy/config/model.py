@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
+from proxy.config.access import KeyConfig, KeyLimitsConfig
 from proxy.config.base import Section
 from proxy.config.pool import (
     BatchSizeRange,
@@ -39,6 +40,8 @@ __all__ = [
     "DrainConfig",
     "HealthConfig",
     "KeepaliveConfig",
+    "KeyConfig",
+    "KeyLimitsConfig",
     "LimitsConfig",
     "ListenConfig",
     "LogConfig",
@@ -158,7 +161,14 @@ class Config(Section):
     state: StateConfig = Field(default=StateConfig(), description="What survives a restart.")
     trust_headers: bool = Field(
         default=True,
-        description="Whether callers may choose class and tenant by x-trimtab-class and x-trimtab-tenant.",
+        description="Whether callers may choose class and tenant by x-trimtab-class and x-trimtab-tenant; where "
+        "there are keys, each says so itself.",
+    )
+    keys: tuple[KeyConfig, ...] = Field(
+        default=(), max_length=100_000, description="API keys. With none, everybody may call."
+    )
+    forward_keys: bool = Field(
+        default=False, description="Whether the key that let a caller in is passed on to the upstream."
     )
     pools: tuple[PoolConfig, ...] = Field(min_length=1, max_length=64, description="In order; the first match wins.")
 
@@ -181,6 +191,20 @@ class Config(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two pools are called {name!r}")
+        return value
+
+    @field_validator("keys")
+    @classmethod
+    def _told_apart(cls, value: tuple[KeyConfig, ...]) -> tuple[KeyConfig, ...]:
+        names: set[str] = set()
+        hashes: dict[bytes, str] = {}
+        for key in value:
+            if key.name in names:
+                raise ValueError(f"two keys are called {key.name!r}")
+            other = hashes.setdefault(key.digest, key.name)
+            if other != key.name:
+                raise ValueError(f"{other!r} and {key.name!r} have the same hash")
+            names.add(key.name)
         return value
 
     @model_validator(mode="after")

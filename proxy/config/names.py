@@ -26,6 +26,14 @@ def unknown_names(config: Config) -> list[tuple[Path, str]]:
             if upstream.profile not in profile_names():
                 path = ("pools", index, "upstreams", place, "profile")
                 found.append((path, _unknown(upstream.profile, profile_names())))
+    classes = dict.fromkeys(name for pool in config.pools for name in pool.classes)
+    for place, known in enumerate(config.keys):
+        for field, name in (("default_class", known.default_class), ("ceiling", known.ceiling)):
+            if name is not None and name not in classes:
+                found.append((("keys", place, field), _unknown(name, classes)))
+        for nth, name in enumerate(known.classes):
+            if name not in classes:
+                found.append((("keys", place, "classes", nth), _unknown(name, classes)))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from proxy.clock import LoopClock
 from proxy.config.model import Config
 from proxy.handler import Handler
 from proxy.incoming import Limits
+from proxy.keys import Keyring
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 from proxy.pool import Pool
@@ -91,6 +93,10 @@ class Stack:
             lifecycle=self.lifecycle,
             trust_headers=self.config.trust_headers,
         )
+        if self.config.keys:
+            self.handler.service.keyring = Keyring(
+                self.config.keys, now=time.monotonic(), forward=self.config.forward_keys
+            )
         self.server = DataServer(self.handler, self._server_limits)
         await self.server.start("127.0.0.1", 0)
         return self

@@ -1,0 +1,199 @@
+"""API keys: who is calling, as what, and within which limits.
+
+Keys are known by their SHA-256 alone. With none configured there is no `Keyring` and nothing here runs.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+from proxy.config.access import KeyConfig, KeyLimitsConfig
+from proxy.config.pool import ClassConfig
+from proxy.headers import RequestFields
+from proxy.incoming import Incoming
+from proxy.limits import Allowance, Bucket
+from proxy.outcome import CallerLimited, Refused, Unauthorized
+from proxy.ticket import Ticket
+
+if TYPE_CHECKING:
+    from proxy.pool import Pool
+
+__all__ = ["Caller", "Keyring", "Visit", "hash_key"]
+
+_BEARER = b"bearer "
+_NAMES = frozenset({b"authorization", b"x-api-key", b"api-key"})
+
+
+def hash_key(key: str) -> str:
+    """Return what stands for `key` in a configuration."""
+    return f"sha256:{sha256(key.encode()).hexdigest()}"
+
+
+def credentials(fields: RequestFields) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (lower-case field name, key) for every key that a request shows."""
+    for field, value in fields.raw:
+        name = field.lower()
+        if name not in _NAMES:
+            continue
+        text = value.strip()
+        if name != b"authorization":
+            yield name, text
+        elif text[: len(_BEARER)].lower() == _BEARER:
+            yield name, text[len(_BEARER) :].strip()
+
+
+class Caller:
+    """Whoever holds one key."""
+
+    __slots__ = ("_ladders", "allowance", "config", "digest", "tenant", "trusted", "weight")
+
+    def __init__(self, config: KeyConfig, allowance: Allowance) -> None:
+        self.config = config
+        self.digest = config.digest
+        self.tenant = config.tenant or config.name
+        self.weight = config.weight
+        self.trusted = config.trust_headers
+        self.allowance = allowance
+        self._ladders: dict[str, tuple[object, str, dict[str, str]]] = {}
+
+    def class_in(self, pool: Pool, asked: str | None) -> str:
+        """Return the class of a request in `pool` that asks for class `asked`, or for none."""
+        known = self._ladders.get(pool.name)
+        if known is None or known[0] is not pool.rules:
+            default, ladder = class_ladder(self.config, pool.config.classes, pool.config.default_class)
+            known = self._ladders[pool.name] = (pool.rules, default, ladder)
+        return known[1] if asked is None else known[2].get(asked, known[1])
+
+
+def class_ladder(key: KeyConfig, classes: dict[str, ClassConfig], default_class: str) -> tuple[str, dict[str, str]]:
+    """Return the class of requests that name none, and for each class that can be named the one that is given.
+
+    That is the named one if the key may, else the most urgent one it may have that is no more urgent; where there
+    is none, the default. A class is no more urgent than another if it defers at least as long and does not skip
+    the queue where the other waits.
+    """
+    default = key.default_class if key.default_class in classes else default_class
+    ceiling = key.ceiling if key.ceiling in classes else None
+    if ceiling is None and (key.ceiling is not None or not (key.classes or key.trust_headers)):
+        ceiling = default
+
+    def within(name: str, other: str) -> bool:
+        mine, its = classes[name], classes[other]
+        return name == other or (mine.slack_ms >= its.slack_ms and its.express >= mine.express)
+
+    allowed = [
+        name
+        for name in classes
+        if (not key.classes or name in key.classes) and (ceiling is None or within(name, ceiling))
+    ]
+    if key.default_class is None and default not in allowed:
+        default = _highest([name for name in allowed if within(name, default)], classes) or default
+    return default, {
+        name: name if name in allowed else _highest([low for low in allowed if within(low, name)], classes) or default
+        for name in classes
+    }
+
+
+def _highest(names: Sequence[str], classes: dict[str, ClassConfig]) -> str | None:
+    return min(names, key=lambda name: (classes[name].slack_ms, not classes[name].express), default=None)
+
+
+class Visit:
+    """One request of a caller. Charged by `admit`; `leave` gives back what was not used."""
+
+    __slots__ = ("_charged", "caller")
+
+    def __init__(self, caller: Caller) -> None:
+        self.caller = caller
+        self._charged: float | None = None
+
+    def classify(self, ticket: Ticket, fields: RequestFields, pool: Pool) -> str:
+        """Fill in the tenant and return the class."""
+        caller = self.caller
+        ticket.tenant = fields.tenant or caller.tenant if caller.trusted else caller.tenant
+        return caller.class_in(pool, fields.klass)
+
+    def admit(self, tokens: float, now: float) -> None:
+        """Charge a request of `tokens` predicted tokens. Raises Refused when a limit is used up."""
+        refusal = self.caller.allowance.admit(tokens, now)
+        if refusal is not None:
+            raise Refused(CallerLimited(refusal.limit, refusal.after_s, refusal.reason))
+        self._charged = tokens
+
+    def leave(self, ticket: Ticket, now: float) -> None:
+        """Correct the charge: by what was really used, or all of it when no upstream was ever asked."""
+        charged, self._charged = self._charged, None
+        if charged is not None:
+            used = ticket.prompt_tokens + ticket.output_tokens if ticket.dispatched is not None else 0.0
+            self.caller.allowance.settle(charged, used, now)
+
+
+class Keyring:
+    """Every key there is. Immutable but for the limits' levels, which a successor takes over."""
+
+    __slots__ = ("_callers", "_forward")
+
+    def __init__(
+        self, keys: Sequence[KeyConfig], *, now: float, forward: bool = False, before: Keyring | None = None
+    ) -> None:
+        self._forward = forward
+        kept = {} if before is None else before._callers
+        self._callers: dict[bytes, Caller] = {}
+        for key in keys:
+            old = kept.get(key.digest)
+            same = old is not None and old.config.limits == key.limits
+            allowance = old.allowance if old is not None and same else _allowance(key.limits, now)
+            self._callers[key.digest] = Caller(key, allowance)
+
+    @property
+    def callers(self) -> Sequence[Caller]:
+        """Everybody known, in order."""
+        return tuple(self._callers.values())
+
+    def receive(self, incoming: Incoming) -> Visit:
+        """Find out who sent a request. Raises Refused when nobody known did.
+
+        The key that fits is ours and goes no further, unless it is to be forwarded.
+        """
+        fields = incoming.fields
+        if fields.keyring is not self:
+            if fields.keyring is not None:
+                fields = incoming.refresh_fields()
+            fields.caller = self._identify(fields)
+            fields.keyring = self
+        if fields.caller is None:
+            raise Refused(Unauthorized())
+        return Visit(fields.caller)
+
+    def _identify(self, fields: RequestFields) -> Caller | None:
+        """Return whose key a request shows.
+
+        What is looked up is a hash, about which timing tells nothing useful; what decides is compared in constant
+        time.
+        """
+        found: Caller | None = None
+        consumed: set[bytes] = set()
+        for name, key in credentials(fields):
+            digest = sha256(key).digest()
+            caller = self._callers.get(digest)
+            if caller is not None and hmac.compare_digest(caller.digest, digest):
+                found = found or caller
+                consumed.add(name)
+        if consumed and not self._forward:
+            fields.drop(consumed)
+        return found
+
+
+def _allowance(limits: KeyLimitsConfig, now: float) -> Allowance:
+    return Allowance(
+        requests=_bucket(limits.requests_per_minute, limits.burst, now),
+        tokens=_bucket(limits.tokens_per_minute, limits.burst_tokens, now),
+        max_inflight=limits.max_inflight,
+    )
+
+
+def _bucket(per_minute: float | None, burst: int | None, now: float) -> Bucket | None:
+    return None if per_minute is None else Bucket(per_minute / 60.0, max(1.0, burst or per_minute), now)

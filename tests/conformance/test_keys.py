@@ -1,0 +1,222 @@
+"""API keys over real sockets: who is let in, as whom, how often, and what the upstream gets to see of it (T28)."""
+
+
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from proxy.config.model import Config
+from proxy.keys import Keyring, hash_key
+from tests.support.mock_upstream import MockUpstream
+from tests.support.proxy_stack import Stack
+from tests.support.raw_http import Answer, RawClient, request_bytes
+
+CHAT_PATH = "/v1/chat/completions"
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+KEY, OTHER = "sk-the-key-of-alice", "sk-the-key-of-bob"
+
+
+def key(name: str = "alice", secret: str = KEY, **rest: Any) -> dict[str, Any]:
+    return {"name": name, "hash": hash_key(secret), **rest}
+
+
+class Rig:
+    """An upstream, a proxy with keys, and one client connection."""
+
+    def __init__(self, *keys: dict[str, Any], **config: Any) -> None:
+        self._keys, self._config = keys, config
+
+    async def __aenter__(self) -> Rig:
+        self._exit = AsyncExitStack()
+        self.up = await self._exit.enter_async_context(MockUpstream())
+        self.stack = await self._exit.enter_async_context(
+            Stack(self.up.url, keys=list(self._keys) or [key()], **self._config)
+        )
+        self.client = await self._exit.enter_async_context(RawClient(self.stack.port))
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.stack.settled()
+        await self._exit.aclose()
+
+    async def chat(self, headers: dict[str, str] | None = None, path: str = CHAT_PATH, **body: Any) -> Answer:
+        shown = {"Authorization": f"Bearer {KEY}"} if headers is None else headers
+        return await self.client.ask("POST", path, shown, body={**CHAT, **body})
+
+    def finished(self) -> list[tuple[str, str]]:
+        return [(obs.klass, obs.tenant) for obs, _, _ in self.stack.counts.finished]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Authorization": f"Bearer {KEY}"}, {"authorization": f"bearer {KEY}"}, {"X-Api-Key": KEY}, {"api-key": KEY}],
+)
+async def test_a_key_lets_in_and_goes_no_further(headers: dict[str, str]) -> None:
+    async with Rig() as rig:
+        for _ in range(2):
+            assert (await rig.chat(headers)).status == 200
+            seen = rig.up.seen[-1]
+            assert KEY not in str(seen.headers)
+            assert seen.header("authorization") is None, "not even an empty one"
+        assert rig.finished() == [("default", "alice")] * 2
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer sk-wrong"}, {"Authorization": "Bearer "}, {"Authorization": KEY},
+     {"X-Api-Key": ""}, {"Cookie": KEY}, {"Authorization": f"Basic {KEY}"},
+     {"Authorization": f"Bearer {hash_key(KEY)}"}],
+)  # fmt: skip
+async def test_without_a_key_that_fits_nobody_enters_and_all_hear_the_same(headers: dict[str, str]) -> None:
+    async with Rig() as rig:
+        answer = await rig.chat(headers)
+        assert answer.status == 401
+        assert answer.header("www-authenticate") == "Bearer"
+        assert answer.header("x-trimtab-reason") == "invalid_api_key"
+        assert answer.header("retry-after") is None
+        assert answer.json["error"]["code"] == "invalid_api_key"
+        assert answer.json["error"]["message"] == "A valid API key is required, as a bearer token or in x-api-key."
+        assert rig.up.seen == []
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", "/", "/v1/models"])
+async def test_strangers_do_not_learn_what_there_is(path: str) -> None:
+    async with Rig() as rig:
+        assert (await rig.client.ask("GET", path)).status == 401
+        assert rig.up.seen == []
+
+
+async def test_a_refusal_speaks_the_callers_protocol() -> None:
+    async with Rig() as rig:
+        answer = await rig.chat({"x-api-key": "wrong"}, "/v1/messages")
+        assert answer.status == 401
+        assert answer.json["type"] == "error"
+        assert answer.json["error"]["type"] == "authentication_error"
+
+
+async def test_probes_need_no_key() -> None:
+    async with Rig() as rig:
+        assert (await rig.client.ask("GET", "/healthz")).status == 200
+
+
+async def test_a_field_that_is_not_our_key_is_passed_on() -> None:
+    async with Rig() as rig:
+        await rig.chat({"X-Api-Key": KEY, "Authorization": "Bearer of-the-upstream"})
+        assert rig.up.seen[-1].header("authorization") == "Bearer of-the-upstream"
+        assert rig.up.seen[-1].header("x-api-key") is None
+
+
+async def test_a_key_is_passed_on_where_that_is_configured() -> None:
+    async with Rig(forward_keys=True) as rig:
+        await rig.chat()
+        assert rig.up.seen[-1].header("authorization") == f"Bearer {KEY}"
+
+
+async def test_the_upstreams_own_key_takes_the_place_of_the_callers() -> None:
+    async with MockUpstream() as up:
+        upstreams = [{"url": up.url, "api_key": "sk-upstream"}]
+        async with Stack(upstreams=upstreams, keys=[key()]) as stack, RawClient(stack.port) as client:
+            assert (await client.ask("POST", CHAT_PATH, {"X-Api-Key": KEY}, body=CHAT)).status == 200
+            assert up.seen[-1].all("authorization") == ["Bearer sk-upstream"]
+            assert up.seen[-1].header("x-api-key") is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "headers", "outcome"),
+    [
+        ({}, {"x-trimtab-class": "interactive", "x-trimtab-tenant": "bob"}, ("default", "alice")),
+        ({}, {"x-trimtab-class": "batch"}, ("batch", "alice")),
+        ({"tenant": "acme"}, {}, ("default", "acme")),
+        ({"ceiling": "interactive"}, {"x-trimtab-class": "interactive"}, ("interactive", "alice")),
+        ({"ceiling": "batch"}, {"x-trimtab-class": "interactive"}, ("batch", "alice")),
+        ({"default_class": "batch"}, {}, ("batch", "alice")),
+        ({"default_class": "batch"}, {"x-trimtab-class": "nonsense"}, ("batch", "alice")),
+        ({"trust_headers": True}, {"x-trimtab-class": "interactive"}, ("interactive", "alice")),
+        ({"trust_headers": True}, {"x-trimtab-tenant": "bob"}, ("default", "bob")),
+    ],
+)  # fmt: skip
+async def test_no_header_raises_a_caller_above_its_key(
+    settings: dict[str, Any], headers: dict[str, str], outcome: tuple[str, str]
+) -> None:
+    async with Rig(key(**settings)) as rig:
+        assert (await rig.chat({"x-api-key": KEY, **headers})).status == 200
+        assert rig.finished() == [outcome]
+
+
+async def test_a_caller_above_its_requests_hears_when_to_come_back() -> None:
+    limits = {"requests_per_minute": 2, "burst": 2}
+    async with Rig(key(limits=limits), key("bob", OTHER)) as rig:
+        assert [(await rig.chat()).status for _ in range(2)] == [200, 200]
+        answer = await rig.chat()
+        assert answer.status == 429
+        assert answer.header("x-trimtab-reason") == "rate_limited_requests"
+        assert 29 <= int(answer.header("retry-after") or 0) <= 30
+        assert "2 requests per minute" in answer.json["error"]["message"]
+        assert (await rig.chat({"x-api-key": OTHER})).status == 200, "others are not concerned"
+        assert rig.stack.counts.sheds == [("default", "rate_limited_requests")]
+
+
+async def test_requests_that_need_no_turn_are_counted_as_well() -> None:
+    async with Rig(key(limits={"requests_per_minute": 1})) as rig:
+        shown = {"x-api-key": KEY}
+        assert (await rig.client.ask("GET", "/v1/models", shown)).status == 200
+        assert (await rig.client.ask("GET", "/v1/models", shown)).status == 429
+
+
+async def test_tokens_are_charged_as_predicted_and_corrected_when_the_answer_is_over() -> None:
+    async with Rig(key(limits={"tokens_per_minute": 60_000, "burst_tokens": 1_000})) as rig:
+        # 900 could come, 4 do: ten such requests fit where the predictions alone would admit one.
+        assert [(await rig.chat(max_tokens=900)).status for _ in range(10)] == [200] * 10
+        (caller,) = rig.stack.handler.service.keyring.callers  # type: ignore[union-attr]
+        assert caller.allowance.inflight == 0
+
+
+async def test_a_caller_above_its_tokens_hears_when_to_come_back() -> None:
+    async with Rig(key(limits={"tokens_per_minute": 60, "burst_tokens": 8})) as rig:
+        assert (await rig.chat()).status == 200
+        answer = await rig.chat()
+        assert answer.status == 429
+        assert answer.header("x-trimtab-reason") == "rate_limited_tokens"
+        assert int(answer.header("retry-after") or 0) >= 1
+
+
+async def test_a_caller_may_have_only_so_many_under_way() -> None:
+    async with Rig(key(limits={"max_inflight": 1})) as rig, RawClient(rig.stack.port) as second:
+        body = request_bytes("POST", CHAT_PATH, {"x-api-key": KEY}, CHAT, mock={"gate": "g"})
+        second.send(body)
+        await rig.up.until(lambda: len(rig.up.seen) == 1)
+        answer = await rig.chat()
+        assert (answer.status, answer.header("x-trimtab-reason")) == (429, "too_many_inflight")
+        second.abort()
+        await rig.stack.settled()
+        assert (await rig.chat()).status == 200, "whoever leaves makes room"
+
+
+async def test_merged_requests_are_charged_and_kept_apart_by_tenant() -> None:
+    keys = [key(limits={"max_inflight": 1}), key("bob", OTHER)]
+    async with Rig(*keys, dispatch="merge") as rig:
+        for secret, tenant in ((KEY, "alice"), (OTHER, "bob")):
+            body = {"model": "m", "input": "x"}
+            for _ in range(2):
+                answer = await rig.client.ask("POST", "/v1/embeddings", {"x-api-key": secret}, body=body)
+                assert answer.status == 200
+            assert rig.finished()[-1] == ("default", tenant)
+            assert secret not in str(rig.up.seen[-1].headers)
+
+
+async def test_a_swap_of_keys_counts_for_open_connections_too() -> None:
+    async with Rig() as rig:
+        assert (await rig.chat()).status == 200
+        keys = Config.model_validate({"upstreams": ["http://a:1"], "keys": [key("bob", OTHER)]}).keys
+        before = rig.stack.handler.service.keyring
+        rig.stack.handler.service.keyring = Keyring(keys, now=0.0)
+        assert (await rig.chat()).status == 401
+        rig.stack.handler.service.keyring = before
+        assert (await rig.chat()).status == 200
+        assert rig.up.seen[-1].header("authorization") is None
+        rig.stack.handler.service.keyring = None
+        assert (await rig.chat({"x-api-key": "anything"})).status == 200
