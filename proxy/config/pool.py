@@ -276,7 +276,7 @@ class PoolConfig(Section):
     )
     policy_options: dict[str, Any] = Field(default={}, description="Options of the policy.")
     law: str = Field(
-        default="aimd", pattern=NAME_PATTERN, description="How the knobs follow the latency: a control law."
+        default="deadline", pattern=NAME_PATTERN, description="How the knobs follow the latency: a control law."
     )
     law_options: dict[str, Any] = Field(default={}, description="Options of the law.")
     tick_s: float = Field(default=1.0, ge=0.05, le=60.0, description="Between two decisions of the controller.")
