@@ -45,9 +45,7 @@ class Flight(Answering):
     async def serve(self) -> None:
         """Find the pool, wait for a turn, and relay the answer. Raises Refused and UpstreamError."""
         incoming, service = self.incoming, self.service
-        path = incoming.target.partition("?")[0]
-        if "%" in path:
-            path = incoming.path
+        path = incoming.path
         if path in _OWN and incoming.method in ("GET", "HEAD"):
             self._own(path)
             return

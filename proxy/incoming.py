@@ -14,7 +14,7 @@ from aiohttp.http_parser import RawRequestMessage
 from proxy.headers import RequestFields
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused, SlowClient
 
-__all__ = ["Incoming", "Limits", "Upload"]
+__all__ = ["Incoming", "Limits", "Opening", "Upload"]
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED = 1
@@ -38,58 +38,67 @@ class Limits:
         self.body_timeout_s = body_timeout_s
 
 
-class Incoming:
-    """One request: its head checked, its body read whole or piece by piece. Raises Refused.
+class Opening:
+    """A request's head, read once for all the requests of a connection that begin with the same bytes."""
 
-    aiohttp's server makes these in place of its own request objects, of which we need little; what it asks of
-    them is in `_cancel`, `_finish` and `_task`.
-    """
+    __slots__ = ("fields", "http11", "keep_alive", "length", "method", "path", "raw", "target", "version")
 
-    __slots__ = (
-        "_content",
-        "_raw",
-        "_task",
-        "_version",
-        "_writer",
-        "fields",
-        "http11",
-        "keep_alive",
-        "length",
-        "method",
-        "protocol",
-        "target",
-        "transport",
-    )
-
-    def __init__(self, message: RawRequestMessage, content: Any, protocol: Any, writer: Any) -> None:
+    def __init__(self, message: RawRequestMessage, protocol: Any) -> None:
         raw = message.raw_headers
         fields: RequestFields | None = protocol.seen
         if fields is None or not fields.same_as(raw):
             fields = protocol.seen = RequestFields(raw)
-        self._raw = raw
-        self._content = content
-        self._writer = writer
-        self._version = message.version
-        self._task: object = None
+        self.raw = raw
         self.fields = fields
-        self.protocol = protocol
-        self.transport: asyncio.Transport | None = protocol.transport
-        """The client's connection; None when it was lost before anybody looked."""
+        self.version = message.version
         self.method: str = message.method
         self.target: str = message.path
+        self.path = self.target.partition("?")[0]
+        """Decoded, without the query."""
+        if "%" in self.path:
+            self.path = unquote(self.path, errors="replace")
         self.http11: bool = message.version >= HttpVersion11
         self.keep_alive: bool = self.http11 and not message.should_close
         self.length = fields.length_of(raw)
+        """The declared length of the body; None when it is chunked or there is none. Only of the first of them."""
+
+
+class Incoming:
+    """One request: its head checked, its body read whole or piece by piece. Raises Refused.
+
+    Takes the place of aiohttp's own request objects, of which we need little; what aiohttp asks of them is in
+    `_cancel` and `_finish`. `content` is aiohttp's stream of the body, or the body itself.
+    """
+
+    __slots__ = ("_content", "_opening", "fields", "http11", "keep_alive", "length", "method", "protocol", "target")
+
+    def __init__(self, opening: Opening, content: Any, protocol: Any) -> None:
+        self._opening = opening
+        self._content = content
+        self.fields = opening.fields
+        self.protocol = protocol
+        self.method = opening.method
+        self.target = opening.target
+        self.http11 = opening.http11
+        self.keep_alive = opening.keep_alive
+        self.length = len(content) if type(content) is bytes else opening.length
         """The declared length of the body; None when it is chunked or there is none."""
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The client's connection; None once it is lost."""
+        transport: asyncio.Transport | None = self.protocol.transport
+        return transport
 
     def refresh_fields(self) -> RequestFields:
         """Sort the fields anew, forgetting what was found out about them, and return them."""
-        self.fields = self.protocol.seen = RequestFields(self.fields.raw)
+        self.fields = self._opening.fields = self.protocol.seen = RequestFields(self.fields.raw)
         return self.fields
 
     def _cancel(self, error: BaseException) -> None:
         """The client left: whoever reads the body is to know."""
-        self._content.set_exception(error)
+        if type(self._content) is not bytes:
+            self._content.set_exception(error)
 
     def _finish(self) -> None:
         """The answer has been written."""
@@ -103,7 +112,7 @@ class Incoming:
 
     def _check_fields(self, max_bytes: int) -> None:
         fields = self.fields
-        if self._version < HttpVersion10:
+        if self._opening.version < HttpVersion10:
             raise Refused(BadInput("HTTP/0.9 is not understood."))
         if fields.hosts != 1 and (self.http11 or fields.hosts > 1):
             raise Refused(BadInput("A request must have exactly one Host field."))
@@ -118,7 +127,7 @@ class Incoming:
         expect = fields.get(b"expect")
         if expect is not None and self.http11 and expect.strip().lower() != b"100-continue":
             raise Refused(ExpectationFailed())
-        if sum([len(name) + len(value) + 4 for name, value in self._raw]) > max_bytes:
+        if sum([len(name) + len(value) + 4 for name, value in self._opening.raw]) > max_bytes:
             raise Refused(HeadersTooLarge())
         fields.checked = self.http11
 
@@ -140,6 +149,9 @@ class Incoming:
     @property
     def path(self) -> str:
         """The decoded path."""
+        opening = self._opening
+        if self.target is opening.target:
+            return opening.path
         return unquote(self.target.partition("?")[0], errors="replace")
 
     @property
@@ -156,7 +168,8 @@ class Incoming:
     @property
     def complete(self) -> bool:
         """Whether the whole body has arrived (or there is none)."""
-        return bool(self._content.is_eof())
+        content = self._content
+        return type(content) is bytes or bool(content.is_eof())
 
     @property
     def expects_continue(self) -> bool:
@@ -174,11 +187,15 @@ class Incoming:
 
     async def drain(self) -> None:
         """Wait until the client takes more."""
-        await self._writer.drain()
+        await self.protocol._drain_helper()
 
     def body_now(self) -> bytes:
         """Return the body, which must be `complete`."""
-        data: bytes = self._content.read_nowait(-1)
+        content = self._content
+        if type(content) is bytes:
+            self._content = b""
+            return content
+        data: bytes = content.read_nowait(-1)
         return data
 
     async def body(self, limits: Limits) -> bytes:
@@ -217,6 +234,10 @@ class Incoming:
         if self.expects_continue and self.transport is not None:
             self.transport.write(_CONTINUE)
         content = self._content
+        if type(content) is bytes:
+            if content:
+                yield self.body_now()
+            return
         while True:
             try:
                 async with asyncio.timeout(patience):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from controller.loop import PoolController
+from controller.setpoints import Setpoints
 from proxy.config.model import ClassConfig, PoolConfig
 from proxy.profile import load_profile
 
@@ -13,14 +14,18 @@ __all__ = ["ClassRules", "controller_for"]
 
 def controller_for(config: PoolConfig, now: float) -> PoolController:
     """Make the controller that `config` asks for."""
+    mode, bounds, setpoints = _mode(config), config.to_bounds(), config.to_setpoints()
+    if mode == "gate" and "initial" not in config.setpoints.window_ms.model_fields_set:
+        # Those who batch by themselves gain nothing from somebody who waits beside a free place.
+        setpoints = Setpoints(setpoints.max_batch_size, bounds.min_window_ms)
     return PoolController(
         config.name,
         slo=config.to_slo(),
-        setpoints=config.to_setpoints(),
-        bounds=config.to_bounds(),
+        setpoints=setpoints,
+        bounds=bounds,
         law=config.law,
         law_options=config.law_options,
-        mode=_mode(config),
+        mode=mode,
         now=now,
     )
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.web_protocol import RequestHandler
 
 from proxy.handler import Handler
-from proxy.headers import RequestFields, lines_of
-from proxy.incoming import Incoming
-from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
-from proxy.reply import SENT_CLOSE, head_bytes
-from proxy.wire.registry import wire_format
+from proxy.protocol import ClientProtocol
+from proxy.reply import head_bytes
 
 __all__ = ["DataServer", "ServerLimits"]
-
-log = logging.getLogger("trimtab.proxy")
 
 _FULL_BODY = (
     b'{"error":{"message":"Too many open connections.","type":"server_error","code":"connections_exhausted"}}'
@@ -57,54 +50,15 @@ class ServerLimits:
         self.keepalive_timeout_s = keepalive_timeout_s
 
 
-class _Protocol(RequestHandler):
-    """aiohttp's server protocol, answering what it refuses in JSON and with the right code."""
-
-    __slots__ = ("seen",)
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.seen: RequestFields | None = None
-        """The fields of the connection's latest request."""
-
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """Write the answer to a request that could not be parsed, or whose handler failed, and close."""
-        outcome: Outcome
-        if status == 400:
-            too_long = isinstance(exc, LineTooLong) or "Too many" in (message or "")
-            outcome = HeadersTooLarge() if too_long else BadInput("The request is malformed.")
-        else:
-            log.error("unhandled error in the server", exc_info=exc)
-            outcome = InternalFault()
-        transport = self.transport
-        if transport is not None and not transport.is_closing():
-            code, fields, body = to_reply(outcome, wire_format("openai"), "-")
-            transport.write(head_bytes(code, b"", lines_of(fields), length=len(body), close=True) + body)
-        return SENT_CLOSE
-
-
-def _incoming(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> Incoming:
-    """Make what a handler is called with, in the way aiohttp asks for it."""
-    return Incoming(message, payload, protocol, writer)
-
-
 class _Server(web.Server):
     """Makes protocols, up to a number of open connections."""
 
     def __init__(self, handler: Handler, max_connections: int, **options: Any) -> None:
-        super().__init__(
-            cast(Any, handler), request_factory=cast(Any, _incoming), handler_cancellation=True, **options
-        )
+        super().__init__(cast(Any, handler), handler_cancellation=True, **options)
         self._max_connections = max_connections
 
     def __call__(self) -> RequestHandler:
-        return _Protocol(self, loop=self._loop, **self._kwargs)
+        return ClientProtocol(self, loop=self._loop, **self._kwargs)
 
     def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
         if len(self._connections) >= self._max_connections:

@@ -1,0 +1,52 @@
+"""Message heads that come again, byte for byte but for the length of the body that follows."""
+
+from __future__ import annotations
+
+__all__ = ["RepeatedHead"]
+
+_NAME = b"\r\ncontent-length:"
+_MAX_DIGITS = 12
+
+
+class RepeatedHead:
+    """A head that a parser has found right before, so that the same bytes need not be parsed again.
+
+    Only the digits of Content-Length may differ. What `match` accepts is that head and the whole of its body and
+    nothing else, so there is nothing left to disagree on (RFC 9112 section 6).
+    """
+
+    __slots__ = ("_after", "_before", "_size")
+
+    def __init__(self, before: bytes, after: bytes | None) -> None:
+        self._before = before
+        self._after = after
+        self._size = len(before)
+
+    @classmethod
+    def of(cls, head: bytes) -> RepeatedHead | None:
+        """Remember `head`, which ends with its empty line; None when its length is not plainly written."""
+        lower = head.lower()
+        at = lower.find(_NAME)
+        if at < 0:
+            return cls(head, None)
+        start = at + len(_NAME)
+        end = head.find(b"\r\n", start)
+        value = head[start:end]
+        digits = value.lstrip(b" ")
+        if not digits.isdigit() or lower.find(_NAME, end) >= 0:
+            return None
+        return cls(head[: end - len(digits)], head[end:])
+
+    def match(self, data: bytes) -> int:
+        """Return where in `data` the body begins, 0 when it is not this head with the whole of its body."""
+        if not data.startswith(self._before):
+            return 0
+        after, size = self._after, self._size
+        if after is None:
+            return size if len(data) == size else 0
+        end = data.find(b"\r", size, size + _MAX_DIGITS + 1)
+        digits = data[size:end]
+        if not digits.isdigit() or not data.startswith(after, end):
+            return 0
+        start = end + len(after)
+        return start if start + int(digits) == len(data) else 0
