@@ -33,6 +33,7 @@ from proxy.pool import Pool, controller_for
 from proxy.reload import compare, keeps_controller, needs_new_pool
 from proxy.server import DataServer, ServerLimits
 from proxy.state import restore, restored_config
+from proxy.tls import fingerprint, renew, server_context
 from proxy.traffic import Traffic
 
 __all__ = ["Proxy"]
@@ -78,6 +79,7 @@ class Proxy:
         )
         self.handler.service.ready = lambda: not self.unready()
         self._follow_keys(config)
+        self._tls = None if config.listen.tls is None else server_context(config.listen.tls)
         self.data = DataServer(self.handler, _server_limits(config))
         self.expiry = Expiry(self.clock, lambda: self._pools, self.decided)
         self.admin = AdminServer(self, config.admin)
@@ -94,7 +96,7 @@ class Proxy:
     async def start(self, data: socket.socket, admin: socket.socket) -> None:
         """Begin to serve on two listening sockets."""
         await self.admin.start(admin)
-        await self.data.start_on(data)
+        await self.data.start_on(data, tls=self._tls)
         for pool in self._pools.values():
             self._schedule(pool)
             pool.expect_upstreams()
@@ -206,13 +208,16 @@ class Proxy:
 
     def _apply(self, config: Config) -> None:
         """Put `config` in force: new pools first, then one swap, then the old ones retire."""
+        if self._tls is not None and self.config.listen.tls is not None:
+            renew(self._tls, self.config.listen.tls)
         self.metrics.configure(config.pools)
         fresh: dict[str, Pool] = {}
         follow: list[tuple[Pool, PoolConfig]] = []
         """Pools whose controller stays, with the configuration it knows."""
         for wanted in config.pools:
             known = self._pools.get(wanted.name)
-            if known is not None and not needs_new_pool(known.config, wanted):
+            same_files = known is not None and known.tls_files == fingerprint(wanted)
+            if known is not None and same_files and not needs_new_pool(known.config, wanted):
                 follow.append((known, known.config))
                 known.config = wanted
                 fresh[wanted.name] = known

@@ -28,6 +28,7 @@ from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.rules import ClassRules, controller_for
 from proxy.slots import MergeSlots
 from proxy.ticket import Ticket
+from proxy.tls import fingerprint
 from proxy.turn import Answer, MergeTurn, Turn
 from proxy.upstream.build import build_group
 from proxy.upstream.endpoint import Endpoint
@@ -64,6 +65,8 @@ class Pool:
         self.hooks: Hooks = hooks or NullHooks()
         self._loop = asyncio.get_running_loop()
         self._clock = clock
+        self.tls_files = fingerprint(config)
+        """What the files behind its connections held."""
         self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
         self.predictor = predictor or predictor_for(config.policy)
         """Guesses output lengths; None where nothing depends on them."""

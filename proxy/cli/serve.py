@@ -76,7 +76,8 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
         pools = "; ".join(
             f"{pool.name} -> {', '.join(upstream.url for upstream in pool.upstreams)}" for pool in config.pools
         )
-        click.echo(f"proxy   http://{address_of(data)}  ({pools})", err=True)
+        scheme = "http" if config.listen.tls is None else "https"
+        click.echo(f"proxy   {scheme}://{address_of(data)}  ({pools})", err=True)
         click.echo(f"admin   http://{address_of(admin)}  (/console/, /admin/v1/pools, /metrics, /readyz)", err=True)
 
     try:

@@ -20,6 +20,7 @@ from proxy.config.errors import ConfigError, Path, Problem, join, problems_of
 from proxy.config.model import POOL_KEYS, Config, PoolConfig
 from proxy.config.names import unknown_names
 from proxy.config.source import Source, read_file
+from proxy.tls import file_problems
 
 __all__ = ["ENV_PREFIX", "Override", "check", "load"]
 
@@ -69,9 +70,9 @@ def check(source: Source, *, short: bool = False) -> Config:
     except ValidationError as error:
         problems = [_friendlier(problem, source, short) for problem in problems_of(error, locate)]
         raise ConfigError(problems) from None
-    unknown = [Problem(source.origin(path), join(locate(path)[1]), text) for path, text in unknown_names(config)]
-    if unknown:
-        raise ConfigError(unknown)
+    found = [*unknown_names(config), *file_problems(config)]
+    if found:
+        raise ConfigError([Problem(source.origin(path), join(locate(path)[1]), text) for path, text in found])
     return config
 
 

@@ -29,6 +29,7 @@ from proxy.config.pool import (
     UpstreamConfig,
     WindowRange,
 )
+from proxy.config.tls import ListenTlsConfig, UpstreamTlsConfig
 
 __all__ = [
     "POOL_KEYS",
@@ -44,6 +45,7 @@ __all__ = [
     "KeyLimitsConfig",
     "LimitsConfig",
     "ListenConfig",
+    "ListenTlsConfig",
     "LogConfig",
     "MatchConfig",
     "PoolConfig",
@@ -54,6 +56,7 @@ __all__ = [
     "StateConfig",
     "TimeoutsConfig",
     "UpstreamConfig",
+    "UpstreamTlsConfig",
     "WindowRange",
     "is_loopback",
 ]
@@ -78,6 +81,7 @@ class ListenConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to bind.")
     port: int = Field(default=8080, ge=0, le=65_535, description="Port to bind; 0 lets the system pick one.")
     backlog: int = Field(default=1024, ge=1, le=65_535, description="Connections the kernel may hold for us.")
+    tls: ListenTlsConfig | None = Field(default=None, description="Serve https; without it, http.")
 
 
 class AdminConfig(Section):

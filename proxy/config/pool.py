@@ -9,6 +9,7 @@ from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_va
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
 from proxy.config.base import NAME_PATTERN, Section, check_url
+from proxy.config.tls import UpstreamTlsConfig
 
 __all__ = [
     "BatchSizeRange",
@@ -60,6 +61,15 @@ class UpstreamConfig(Section):
         description="Sent as the bearer token instead of the caller's; write ${NAME} to take it from "
         "the environment.",
     )
+    tls: UpstreamTlsConfig | None = Field(
+        default=None, description="How to trust it and be trusted by it; the system's authorities when absent."
+    )
+
+    @model_validator(mode="after")
+    def _tls_where_there_is_tls(self) -> Self:
+        if self.tls is not None and not self.url.startswith("https:"):
+            raise ValueError(f"tls is set, but {self.url} is not https")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -21,10 +21,12 @@ class Address:
     prefix: bytes
     """The path put before the request's own; empty for none."""
     tls: ssl.SSLContext | None = None
+    tls_name: str | None = None
+    """What its certificate must say; None without TLS."""
 
     @classmethod
-    def of(cls, url: str, tls: ssl.SSLContext | None = None) -> Address:
-        """Take `url` apart. `tls` replaces the default context of https. Raises ValueError."""
+    def of(cls, url: str, tls: ssl.SSLContext | None = None, tls_name: str | None = None) -> Address:
+        """Take `url` apart. `tls` and `tls_name` replace the defaults of https. Raises ValueError."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"{url!r} is no base URL like http://127.0.0.1:8000")
@@ -40,4 +42,5 @@ class Address:
             authority.encode("idna" if not name.isascii() else "ascii"),
             parts.path.rstrip("/").encode(),
             context,
+            None if context is None else tls_name or parts.hostname,
         )

@@ -8,6 +8,7 @@ from time import monotonic
 
 from proxy.config.model import PoolConfig, UpstreamConfig
 from proxy.profile import load_profile
+from proxy.tls import client_context
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint, HealthRules
@@ -40,7 +41,10 @@ def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: No
 
 
 def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
-    address = Address.of(upstream.url)
+    tls = upstream.tls
+    address = (
+        Address.of(upstream.url) if tls is None else Address.of(upstream.url, client_context(tls), tls.server_name)
+    )
     health, connections = config.health, config.connections
     profile = load_profile(upstream.profile)
     idle_s = connections.idle_ms / 1000.0

@@ -108,7 +108,7 @@ class ConnectionPool:
                     address.host,
                     address.port,
                     ssl=address.tls,
-                    server_hostname=address.host if address.tls is not None else None,
+                    server_hostname=address.tls_name,
                 )
         except TimeoutError:
             self._hand_on(None)

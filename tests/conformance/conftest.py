@@ -7,6 +7,10 @@ from collections.abc import Callable, Mapping
 
 import uvloop
 
+from tests.support.certificates import authority, stranger
+
+__all__ = ["authority", "stranger"]
+
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}

@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import ssl
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -110,7 +111,8 @@ _NAMES = {f.name for f in fields(Behaviour)}
 class MockUpstream:
     """Start it, point a proxy at `url`, look at `seen`."""
 
-    def __init__(self, default: Behaviour | None = None) -> None:
+    def __init__(self, default: Behaviour | None = None, *, tls: ssl.SSLContext | None = None) -> None:
+        self._tls = tls
         self.default = default or Behaviour()
         self.seen: list[Seen] = []
         self.connections = 0
@@ -126,10 +128,12 @@ class MockUpstream:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
     async def start(self, port: int = 0) -> MockUpstream:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=1 << 20, backlog=4096)
+        self._server = await asyncio.start_server(
+            self._serve, "127.0.0.1", port, limit=1 << 20, backlog=4096, ssl=self._tls
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 

@@ -18,6 +18,7 @@ from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 from proxy.pool import Pool
 from proxy.server import DataServer, ServerLimits
+from proxy.tls import server_context
 
 __all__ = ["Counts", "Stack"]
 
@@ -98,7 +99,8 @@ class Stack:
                 self.config.keys, now=time.monotonic(), forward=self.config.forward_keys
             )
         self.server = DataServer(self.handler, self._server_limits)
-        await self.server.start("127.0.0.1", 0)
+        tls = self.config.listen.tls
+        await self.server.start("127.0.0.1", 0, tls=None if tls is None else server_context(tls))
         return self
 
     async def __aexit__(self, *_: object) -> None:

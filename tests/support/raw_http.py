@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import struct
 from typing import Any, NamedTuple
 
@@ -63,11 +64,14 @@ def request_bytes(
 class RawClient:
     """One client connection."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
         self._port = port
+        self._tls = tls
 
     async def __aenter__(self) -> RawClient:
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
+        self.reader, self.writer = await asyncio.open_connection(
+            "127.0.0.1", self._port, limit=1 << 24, ssl=self._tls
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
