@@ -32,6 +32,7 @@ class CallTimes(Protocol):
 _IDLE = Verdict(True, "idle", None, 0.0)
 _NO_SLO = Verdict(True, "no_slo", None, 0.0)
 _NO_MODEL = Verdict(True, "no_model", None, 0.0)
+_NEVER_LATE = float("-inf")
 
 
 class Forecast(NamedTuple):
@@ -75,10 +76,15 @@ def forecast_merge(model: CallTimes, cap: int, now: float, load: Load, servers: 
 
 def forecast_gate(model: ConcurrencyModel, cap: int, job: Job, now: float, load: Load) -> Forecast:
     """Predict for an upstream that batches by itself, at the concurrency the newcomer would meet."""
-    together = min(cap, load.inflight + load.queued + 1)
-    ahead = load.inflight + load.queued + 1 - cap
-    wait = ahead / model.drain_rate(cap) if ahead > 0 else 0.0
-    first = model.first_s(job.prompt_tokens) + max(0.0, model.first.ahead_s(now) - wait)
+    together = load.inflight + load.queued + 1
+    wait = 0.0
+    if together > cap:
+        wait = (together - cap) / model.drain_rate(cap)
+        together = cap
+    first = model.first_s(job.prompt_tokens)
+    ahead = model.first.ahead_s(now) - wait
+    if ahead > 0.0:
+        first += ahead
     output = job.predicted_tokens_p90 if job.predicted_tokens_p90 is not None else job.predicted_tokens
     return Forecast(wait, wait + first, wait + model.service_s(job.prompt_tokens, output, together))
 
@@ -125,14 +131,17 @@ class Admission:
 
 def _excess(job: Job, now: float, slo: SLO, forecast: Forecast) -> tuple[float, float | None]:
     """Return by how much the tightest promise would be missed, and the prediction it is about (None: no promise)."""
-    worst = -float("inf")
+    worst = _NEVER_LATE
     predicted: float | None = None
-    age = max(0.0, now - job.arrival)
+    age = now - job.arrival if now > job.arrival else 0.0
     whole = slo.e2e_s
     if job.deadline is not None:
         left = job.deadline - job.arrival
         whole = left if whole is None or left < whole else whole
-    for target, value in ((whole, forecast.done_s), (slo.ttft_s, forecast.first_s), (slo.queue_s, forecast.wait_s)):
-        if target is not None and age + value - target > worst:
-            worst, predicted = age + value - target, value
+    if whole is not None and (excess := age + forecast.done_s - whole) > worst:
+        worst, predicted = excess, forecast.done_s
+    if slo.ttft_s is not None and (excess := age + forecast.first_s - slo.ttft_s) > worst:
+        worst, predicted = excess, forecast.first_s
+    if slo.queue_s is not None and (excess := age + forecast.wait_s - slo.queue_s) > worst:
+        worst, predicted = excess, forecast.wait_s
     return worst, predicted

@@ -134,7 +134,8 @@ class ConcurrencyModel:
 
     def late(self, late: bool) -> None:
         """Correct the quantile by one finished request."""
-        self.theta = min(0.99, max(0.5, self.theta + 0.02 * (float(late) - self.late_target)))
+        theta = self.theta + 0.02 * ((1.0 if late else 0.0) - self.late_target)
+        self.theta = 0.5 if theta < 0.5 else 0.99 if theta > 0.99 else theta
 
     def first_s(self, prompt_tokens: int) -> float:
         """Return a time to first token after dispatch that about `theta` of the requests stay within, in seconds."""
@@ -143,9 +144,9 @@ class ConcurrencyModel:
     def service_s(self, prompt_tokens: int, output_tokens: float | None, concurrency: int) -> float:
         """Return a service time that about `theta` of such requests stay within, in seconds."""
         if output_tokens is not None and self.first.samples >= 8 and self.pace.samples >= 8:
-            pace = self.pace.predict(concurrency) * self.pace.expert.residuals.quantile(self.theta)
+            pace = self.pace.within_s(concurrency, self.theta)
             return self.first_s(prompt_tokens) + pace * max(0.0, output_tokens - 1.0)
-        return self.whole.predict(concurrency) * self.whole.expert.residuals.quantile(self.theta)
+        return self.whole.within_s(concurrency, self.theta)
 
     def scale(self, factor: float) -> None:
         """Multiply every prediction."""

@@ -24,6 +24,9 @@ _OUT_FACTOR = 1.8
 1.8 times the usual distance was thrown out in between."""
 _REMEMBERED = 4096
 _UNBOUND_TICKS = 5
+_UNKNOWN = (0.0, 0.0)
+_PACE_ONLY = ("tpot",)
+_NEVER = float("inf")
 
 
 class GateUpstream:
@@ -51,10 +54,11 @@ class GateUpstream:
 
     def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
         """Learn from one request. Its pace is nothing that admission could have foreseen or mended."""
-        tokens, expected = self._sent.pop(obs.dispatched, (0.0, 0.0)) if obs.dispatched is not None else (0.0, 0.0)
-        trusted = obs.dispatched is None or obs.dispatched >= self._trusted_since
+        dispatched = obs.dispatched
+        tokens, expected = _UNKNOWN if dispatched is None else self._sent.pop(dispatched, _UNKNOWN)
+        trusted = dispatched is None or dispatched >= self._trusted_since
         if trusted:
-            self.model.late(any(name != "tpot" for name in missed))
+            self.model.late(missed != () and missed != _PACE_ONLY)
         if self.model.observe(obs, obs.batch, expected) and obs.first_byte is not None:
             jammed = self._learn_memory(obs, tokens)
             if jammed and not trusted:
@@ -116,13 +120,13 @@ class GateUpstream:
             return choice
         self._enforced = form
         limit = self.memory.limit_tokens if form else None
-        dropped = set(choice.shed)
+        dropped = choice.shed and set(choice.shed)
         total = load.inflight_tokens
         taken = 0
         for index, job in enumerate(jobs):
             if taken == choice.take:
                 break
-            if index in dropped:
+            if dropped and index in dropped:
                 continue
             total += job.prompt_tokens + (job.predicted_tokens or self.model.mean_output_tokens)
             if limit is not None and total > limit and (taken or load.inflight):
@@ -133,11 +137,11 @@ class GateUpstream:
             taken += 1
             expected = self.model.first.dispatched(job.prompt_tokens, now)
             self._sent[now] = (total if load.inflight_tokens else 0.0, expected)
-        return Choice(taken, choice.shed)
+        return choice if taken == choice.take else Choice(taken, choice.shed)
 
     def _by_order(self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, shed: bool) -> Choice:
-        free = max(0, cap - load.inflight)
-        if not free or not jobs:
+        free = cap - load.inflight
+        if free <= 0 or not jobs:
             return Choice(0, ())
         if not shed or not self.model.identified or not load.inflight:
             # To an idle upstream somebody is always sent: nothing else would correct a wrong estimate.
@@ -147,7 +151,7 @@ class GateUpstream:
         for index, job in enumerate(jobs):
             if taken == free:
                 break
-            if self._hopeless(job, now, slo, min(cap, load.inflight + taken + 1)):
+            if self._hopeless(job, now, slo, load.inflight + taken + 1):
                 dropped.append(index)
             else:
                 taken += 1
@@ -159,7 +163,7 @@ class GateUpstream:
             if job.arrival + slo.ttft_s < now + 0.98 * first:
                 return True
         deadline = job_deadline(job, slo.e2e_s)
-        if deadline == float("inf"):
+        if deadline == _NEVER:
             return False
         return deadline < now + 0.98 * self.model.service_s(job.prompt_tokens, job.predicted_tokens, together)
 

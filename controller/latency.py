@@ -30,36 +30,48 @@ class LatencyWindow:
         self._slice_s = window_s / slices
         self._sketches = {name: SlidingSketch(window_s, slices) for name in METRICS}
         self._counts: dict[int, Counter[str]] = {}
+        self._open: int | None = None
 
     def add(self, obs: Observation, slo: SLO) -> tuple[str, ...]:
         """Count one finished request; returns the targets it missed."""
-        now = obs.done
+        now, arrival, dispatched, result = obs.done, obs.arrival, obs.dispatched, obs.result
         index = int(now // self._slice_s)
-        counts = self._counts.get(index)
-        if counts is None:
-            self._expire(index)
-            counts = self._counts[index] = Counter()
+        if index != self._open:
+            self._turn_to(index)
+        counts = self._in_open
         missed = slo.violated_by(obs)
-        counts[obs.result.value] += 1
-        served = obs.result is Result.OK or obs.result is Result.TIMEOUT
-        if not served:
-            return missed
+        if result is Result.OK:
+            counts["ok"] += 1
+        else:
+            counts[result.value] += 1
+            if result is not Result.TIMEOUT:
+                return missed
         if missed:
             counts["late"] += 1
             for name in missed:
                 counts["late:" + name] += 1
-        sketches = self._sketches
-        sketches["e2e"].add(max(0.0, now - obs.arrival), now)
-        if obs.dispatched is not None:
-            sketches["queue"].add(max(0.0, obs.dispatched - obs.arrival), now)
-            sketches["service"].add(max(0.0, now - obs.dispatched), now)
+        self._e2e.add(now - arrival if now > arrival else 0.0)
+        if dispatched is not None:
+            self._queue.add(dispatched - arrival if dispatched > arrival else 0.0)
+            self._service.add(now - dispatched if now > dispatched else 0.0)
         if obs.streamed:
-            for name in ("ttft", "tpot"):
-                value: float | None = getattr(obs, name + "_s")
-                if value is not None:
-                    sketches[name].add(max(0.0, value), now)
-                    counts["n:" + name] += 1
+            if (ttft := obs.ttft_s) is not None:
+                self._ttft.add(ttft if ttft > 0.0 else 0.0)
+                counts["n:ttft"] += 1
+            if (tpot := obs.tpot_s) is not None:
+                self._tpot.add(tpot if tpot > 0.0 else 0.0)
+                counts["n:tpot"] += 1
         return missed
+
+    def _turn_to(self, index: int) -> None:
+        """Keep at hand what requests that end in slice `index` are counted in."""
+        counts = self._counts.get(index)
+        if counts is None:
+            self._expire(index)
+            counts = self._counts[index] = Counter()
+        self._open, self._in_open = index, counts
+        slices = [self._sketches[name].at(index) for name in METRICS]
+        self._ttft, self._tpot, self._e2e, self._queue, self._service = slices
 
     def counts(self, now: float) -> Counter[str]:
         """Return the counts of the window: results by name, `late`, `late:<target>`, `n:<streamed latency>`."""
@@ -80,6 +92,8 @@ class LatencyWindow:
     def _expire(self, index: int) -> None:
         for old in [key for key in self._counts if key <= index - self._slices]:
             del self._counts[old]
+            if old == self._open:
+                self._open = None
 
 
 def describe(sketch: Sketch) -> dict[str, Any]:

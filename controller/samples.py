@@ -10,6 +10,8 @@ from controller.observation import Observation, Result
 
 __all__ = ["GenerationSamples", "Sample"]
 
+_SAYS_NOTHING = (Result.FAILED, Result.REFUSED, Result.SHED)
+
 
 class Sample(NamedTuple):
     """One request that reached the upstream, in the terms of the slow loop. Times in seconds."""
@@ -33,22 +35,26 @@ class Sample(NamedTuple):
     @classmethod
     def of(cls, obs: Observation) -> Sample | None:
         """Reduce an observation; None when it says nothing about the upstream's latency."""
-        if obs.dispatched is None or obs.result in (Result.FAILED, Result.REFUSED, Result.SHED):
+        arrival, dispatched, done, result = obs.arrival, obs.dispatched, obs.done, obs.result
+        if dispatched is None or result in _SAYS_NOTHING:
             return None
-        first = obs.first_byte - obs.dispatched if obs.streamed and obs.first_byte is not None else None
+        first = tpot = ttft = None
+        if obs.streamed and obs.first_byte is not None:
+            first, ttft, tpot = obs.first_byte - dispatched, obs.first_byte - arrival, obs.tpot_s
+        # By position, for this is made once a request.
         return cls(
-            done=obs.done,
-            dispatched=obs.dispatched,
-            batch=obs.batch,
-            queue=obs.dispatched - obs.arrival,
-            service=obs.done - obs.dispatched,
-            e2e=obs.done - obs.arrival,
-            first=first,
-            tpot=obs.tpot_s,
-            ttft=obs.ttft_s,
-            served=obs.result is not Result.CANCELLED,
-            timeout=obs.result is Result.TIMEOUT,
-            tokens=obs.output_tokens,
+            done,
+            dispatched,
+            obs.batch,
+            dispatched - arrival,
+            done - dispatched,
+            done - arrival,
+            first,
+            tpot,
+            ttft,
+            result is not Result.CANCELLED,
+            result is Result.TIMEOUT,
+            obs.output_tokens,
         )
 
 

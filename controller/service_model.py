@@ -303,6 +303,13 @@ class ServiceModel:
             value = self._cache[load] = self.expert.predict(load)
         return value
 
+    def within_s(self, load: float, q: float) -> float:
+        """Return a service time that a share `q` of the calls stay within, in seconds."""
+        value = self._cache.get(load)
+        if value is None:
+            value = self.predict(load)
+        return value * self.expert.residuals.quantile(q)
+
     def quantile_s(self, load: float) -> float:
         """Return a service time that about `theta` of the calls stay within, in seconds."""
         ratio = self._cached_ratio

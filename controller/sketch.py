@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from math import ceil, log
 from typing import Any
 
 __all__ = ["Sketch", "SlidingSketch"]
@@ -45,8 +46,12 @@ class Sketch:
         if value < _SMALLEST:
             self._low += times
             return
-        index = math.ceil(math.log(value) / self._log_gamma)
-        self._buckets[index] = self._buckets.get(index, 0) + times
+        index = ceil(log(value) / self._log_gamma)
+        buckets = self._buckets
+        if index in buckets:
+            buckets[index] += times
+        else:
+            buckets[index] = times
 
     def merge(self, other: Sketch) -> None:
         """Add the counts of `other`. Raises ValueError when the two have different errors."""
@@ -125,12 +130,15 @@ class SlidingSketch:
 
     def add(self, value: float, now: float) -> None:
         """Count `value`, which was measured at `now`."""
-        index = int(now // self._slice_s)
+        self.at(int(now // self._slice_s)).add(value)
+
+    def at(self, index: int) -> Sketch:
+        """Return the sub-sketch of slice `index`, which begins `index` slices after the clock's zero."""
         sketch = self._sketches.get(index)
         if sketch is None:
             self._expire(index)
             sketch = self._sketches[index] = Sketch(self._alpha)
-        sketch.add(value)
+        return sketch
 
     def merged(self, now: float) -> Sketch:
         """Return one sketch of everything in the window."""

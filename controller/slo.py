@@ -49,9 +49,15 @@ class SLO:
             return tuple(name for name, _ in self.targets())
         if obs.result is not Result.OK:
             return ()
-        missed = []
-        for name, target in self.targets():
-            value: float | None = getattr(obs, f"{name}_s")
-            if value is not None and value > target:
-                missed.append(name)
-        return tuple(missed)
+        # Target by target, in the order of LATENCIES: this runs once a request, and most promise only one or two.
+        missed: tuple[str, ...] = ()
+        if obs.streamed:
+            if self.ttft_s is not None and (ttft := obs.ttft_s) is not None and ttft > self.ttft_s:
+                missed = ("ttft",)
+            if self.tpot_s is not None and (tpot := obs.tpot_s) is not None and tpot > self.tpot_s:
+                missed += ("tpot",)
+        if self.e2e_s is not None and obs.done - obs.arrival > self.e2e_s:
+            missed += ("e2e",)
+        if self.queue_s is not None and obs.queue_s > self.queue_s:
+            missed += ("queue",)
+        return missed
