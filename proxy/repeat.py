@@ -37,6 +37,11 @@ class RepeatedHead:
             return None
         return cls(head[: end - len(digits)], head[end:])
 
+    @property
+    def counted(self) -> bool:
+        """Whether it tells the length of what follows."""
+        return self._after is not None
+
     def match(self, data: bytes) -> int:
         """Return where in `data` the body begins, 0 when it is not this head with the whole of its body."""
         if not data.startswith(self._before):

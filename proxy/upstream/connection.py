@@ -9,17 +9,35 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from proxy.headers import ResponseFields
+from proxy.headers import RawHeaders, ResponseFields
+from proxy.repeat import RepeatedHead
 from proxy.upstream.errors import Failure, UpstreamError
 
 if TYPE_CHECKING:
     from proxy.upstream.exchange import Exchange
 
-__all__ = ["MAX_HEAD_BYTES", "Connection"]
+__all__ = ["MAX_HEAD_BYTES", "Connection", "KnownHead"]
 
 MAX_HEAD_BYTES = 64 * 1024
 """An answer's status line and headers may not be longer."""
 _TICK_S = 0.0005
+
+
+class KnownHead:
+    """The head of an answer that came whole, and what it means, for the next one that begins with it."""
+
+    __slots__ = ("fields", "headers", "lines", "reason", "repeat", "status")
+
+    def __init__(
+        self, repeat: RepeatedHead, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields
+    ) -> None:
+        self.repeat = repeat
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.fields = fields
+        self.lines = fields.lines(headers)
+        """The end-to-end lines, each ended by CRLF."""
 
 
 class Connection(asyncio.Protocol):
@@ -39,6 +57,7 @@ class Connection(asyncio.Protocol):
         "_fresh_head",
         "_head_bytes",
         "_headers",
+        "_known",
         "_loop",
         "_on_free",
         "_on_lost",
@@ -69,6 +88,7 @@ class Connection(asyncio.Protocol):
         self._on_lost = on_lost
         self._exchange: Exchange | None = None
         self._fields: ResponseFields | None = None
+        self._known: KnownHead | None = None
         self._parser: Any = None
         self._headers: list[tuple[bytes, bytes]] = []
         self._trailers: list[tuple[bytes, bytes]] = []
@@ -180,6 +200,9 @@ class Connection(asyncio.Protocol):
             # Nothing was asked: a server that talks now would answer the next request with it.
             self.transport.abort()
             return
+        first = not exchange.heard
+        if first and self._known is not None and self._whole(exchange, self._known, data):
+            return
         exchange.heard = True
         if not exchange.started:
             # Counts what came before this read, so a short head and a long piece of body in one are no matter.
@@ -196,6 +219,8 @@ class Connection(asyncio.Protocol):
             self._deliver(exchange)
             self._fail(UpstreamError(Failure.PROTOCOL, str(error)))
             return
+        if first:
+            self._known = self._learn(exchange, data) if self._complete and self._reusable else None
         self._deliver(exchange)
 
     def eof_received(self) -> bool:
@@ -283,6 +308,33 @@ class Connection(asyncio.Protocol):
     def _parser_done(self, exchange: Exchange) -> None:
         self._complete = True
         self._reusable = exchange.keep_alive and not self.uploading
+
+    def _learn(self, exchange: Exchange, data: bytes) -> KnownHead | None:
+        """Remember the head of an answer that came whole in one read, `data`."""
+        end = data.find(b"\r\n\r\n") + 4
+        length = exchange.content_length
+        if length is None or exchange.bodiless or self._trailers or end + length != len(data):
+            return None
+        repeat = RepeatedHead.of(data[:end])
+        if repeat is None or not repeat.counted:
+            return None
+        return KnownHead(repeat, exchange.status, exchange.reason, exchange.headers, exchange.fields)
+
+    def _whole(self, exchange: Exchange, known: KnownHead, data: bytes) -> bool:
+        """Hand over an answer that is all in `data`, if its head is the one before; the parser sees none of it."""
+        start = known.repeat.match(data)
+        if not start or exchange.bodiless or self.uploading or not exchange.takes(len(data) - start):
+            return False
+        self._exchange = None
+        # Free it first: whoever wakes up may want to use it.
+        if self._eof or self.transport.is_closing():
+            self.transport.close()
+        else:
+            if self._paused:
+                self.resume()
+            self._on_free(self)
+        exchange.on_whole(known, data[start:])
+        return True
 
     def _deliver(self, exchange: Exchange) -> None:
         """Hand over what the last read brought: head, pieces, end, in this order."""

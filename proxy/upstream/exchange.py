@@ -7,7 +7,7 @@ from time import monotonic
 from typing import Protocol
 
 from proxy.headers import RawHeaders, ResponseFields
-from proxy.upstream.connection import Connection
+from proxy.upstream.connection import Connection, KnownHead
 from proxy.upstream.errors import Failure, UpstreamError
 
 __all__ = ["Exchange", "Patience", "Reader"]
@@ -54,6 +54,7 @@ class Exchange:
         "_connection",
         "_continued",
         "_first_byte_s",
+        "_known",
         "_limit",
         "_loop",
         "_parts",
@@ -101,6 +102,7 @@ class Exchange:
         self._waiter: asyncio.Future[None] | None = None
         self._continued = False
         self._first_byte_s = 0.0
+        self._known: KnownHead | None = None
         self.companion: asyncio.Task[None] | None = None
         """Still sends the request's body; ends with the exchange."""
         self.fault: Exception | None = None
@@ -166,6 +168,8 @@ class Exchange:
     @property
     def lines(self) -> bytes:
         """The end-to-end lines of the head, each ended by CRLF."""
+        if self._known is not None:
+            return self._known.lines
         return self.fields.lines(self.headers)
 
     def take(self) -> bytes:
@@ -228,6 +232,22 @@ class Exchange:
         length = self.content_length = fields.length_of(headers)
         self.until_close = length is None and not fields.chunked and status not in (204, 304)
         self.keep_alive = keep_alive or (self.bodiless and not self.until_close)
+
+    def takes(self, size: int) -> bool:
+        """Whether a body of `size` bytes may be handed over whole."""
+        return size <= self._limit and (self.gather or size <= WHOLE_LIMIT)
+
+    def on_whole(self, known: KnownHead, body: bytes) -> None:
+        """Take a whole answer at once: `body` after a head that is `known`."""
+        self._known = known
+        self.heard = self.started = self.keep_alive = True
+        self.status = known.status
+        self.reason = known.reason
+        self.headers = known.headers
+        self.fields = known.fields
+        self.content_length = len(body)
+        self._parts.append(body)
+        self._end()
 
     def after_head(self) -> None:
         """Wake the waiter, unless the answer is short enough to be waited for whole."""
