@@ -152,11 +152,14 @@ class GateBatcher:
         """Whether the cap kept somebody waiting since this was last cleared."""
         self.draining = False
 
-    def try_enter(self, express: bool, now: float, load: Load) -> bool:
+    def try_enter(self, job: Job, express: bool, now: float, load: Load) -> bool:
         """Let a newcomer straight through, if nobody waits, a slot is free and there is nothing to wait for."""
-        if self._queue.lane(GATE) is not None or self.inflight >= self._controller.setpoints.max_batch_size:
+        controller = self._controller
+        setpoints = controller.setpoints
+        if self.inflight >= setpoints.max_batch_size or (self._queue.items and self._queue.lane(GATE) is not None):
             return False
-        if not (express or self.draining) and self._controller.window_s(now, load) > 0.0:
+        held = setpoints.window_ms > 0.0 and not express and not self.draining
+        if (held and controller.window_s(now, load) > 0.0) or controller.choose((job,), now, load).take != 1:
             return False
         self.inflight += 1
         return True

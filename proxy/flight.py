@@ -11,7 +11,7 @@ from proxy.answering import Answering
 from proxy.incoming import Upload
 from proxy.lease import Lease
 from proxy.matching import Candidate
-from proxy.outcome import BadInput, Draining, NoRoute, Refused
+from proxy.outcome import BadInput, BodyTooLarge, Draining, NoRoute, Refused
 from proxy.pool import Pool
 from proxy.prediction import Predictor
 from proxy.rules import ClassRules
@@ -61,7 +61,8 @@ class Flight(Answering):
         if service.lifecycle.refusing:
             raise Refused(Draining())
         if candidate.route.inspect:
-            candidate = await self._inspect(candidates, candidate, path)
+            body = incoming.body_now() if incoming.complete else await incoming.body(service.limits)
+            candidate = self._inspect(candidates, candidate, path, body)
         else:
             candidate = service.table.choose(candidates, "") or candidate
         self.pool = candidate.pool
@@ -73,10 +74,11 @@ class Flight(Answering):
         else:
             await self._relayed(candidate.pool, rules)
 
-    async def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> Candidate:
-        """Read and parse the body, and choose the pool by the model that it names."""
+    def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str, body: bytes) -> Candidate:
+        """Parse the body, and choose the pool by the model that it names."""
         incoming = self.incoming
-        body = await incoming.body(self.service.limits)
+        if len(body) > self.service.limits.max_body_bytes:
+            raise Refused(BodyTooLarge(self.service.limits.max_body_bytes))
         head = Head(incoming.method, path, incoming.target, incoming.fields.forwarded)
         try:
             call = candidate.wire.parse(candidate.route, head, body)
@@ -169,7 +171,9 @@ class Flight(Answering):
         outgoing = self._outgoing(rules)
         if pool.keepalive_s is not None:
             self._keep_alive(pool.keepalive_s, outgoing)
-        lease = await pool.enter(self.ticket, tokens, express=rules.express, deadline=give_up)
+        lease = pool.admit(self.ticket, tokens, express=rules.express)
+        if lease is None:
+            lease = await pool.enter(self.ticket, tokens, express=rules.express, deadline=give_up)
         try:
             await self._call(pool, lease, outgoing)
         finally:
@@ -249,9 +253,14 @@ class Flight(Answering):
 
     async def _call(self, pool: Pool, lease: Lease, outgoing: Outgoing) -> None:
         """Call the upstream and relay what it answers. Raises UpstreamError only before the first byte."""
-        ticket = self.ticket
-        exchange = await pool.group.call(lease, outgoing, total_deadline=self._until(pool))
+        ticket, group, until = self.ticket, pool.group, self._until(pool)
+        exchange = group.begin(lease, outgoing, until)
         try:
+            if exchange is not None:
+                await exchange.wait()
+            if exchange is None or not group.done(lease, exchange):
+                begun, exchange = exchange, None
+                exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun)
             ticket.upstream = lease.endpoint.name
             if exchange.upgrade_rest is not None:
                 await self._tunnel(exchange)
@@ -262,7 +271,8 @@ class Flight(Answering):
             else:
                 await self._stream(pool, lease.endpoint, exchange)
         finally:
-            exchange.abort()
+            if exchange is not None:
+                exchange.abort()
 
     def _own(self, path: str) -> None:
         """Answer the probes of whoever runs us."""

@@ -206,8 +206,12 @@ class Pool:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
         return self.leases.grant(self._pick(0.0))
 
-    async def enter(self, ticket: Ticket, tokens: float, *, express: bool, deadline: float) -> Lease:
-        """Wait for a slot and return the lease on it. Raises Refused. The caller must release the lease."""
+    def admit(self, ticket: Ticket, tokens: float, *, express: bool) -> Lease | None:
+        """Let a newcomer in. Raises Refused.
+
+        Returns the lease on a slot where there is nothing to wait for; otherwise it must be waited for in `enter`.
+        The caller must release the lease.
+        """
         job = ticket.job
         assert job is not None
         now = self._clock.now()
@@ -215,14 +219,19 @@ class Pool:
         refusal = self.admission.refusal(job, ticket.klass, now, load)
         if refusal is not None:
             raise Refused(refusal)
-        gate = self.gate
-        if gate.try_enter(express, now, load):
-            self.hooks.batch_dispatched(self.name, 1, ClosedBy.EXPRESS if express else ClosedBy.IDLE)
-            try:
-                return self._lease_gated(ticket, tokens, now)
-            except Refused:
-                gate.release()
-                raise
+        if not self.gate.try_enter(job, express, now, load):
+            return None
+        self.hooks.batch_dispatched(self.name, 1, ClosedBy.EXPRESS if express else ClosedBy.IDLE)
+        try:
+            return self._lease_gated(ticket, tokens, now)
+        except Refused:
+            self.gate.release()
+            raise
+
+    async def enter(self, ticket: Ticket, tokens: float, *, express: bool, deadline: float) -> Lease:
+        """Wait for a slot and return the lease on it. Raises Refused. The caller must release the lease."""
+        job, gate = ticket.job, self.gate
+        assert job is not None
         turn = Turn(self._loop, ticket, job, tokens=tokens, express=express, deadline=deadline)
         try:
             gate.offer(turn)

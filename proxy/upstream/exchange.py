@@ -84,9 +84,9 @@ class Exchange:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        *,
         between_s: float,
         total_deadline: float,
+        *,
         head_request: bool = False,
         gather: bool = False,
         limit: int = 1 << 62,

@@ -64,6 +64,32 @@ class Group:
         now = monotonic()
         return min((endpoint.retry_after_s(now) for endpoint in self.endpoints), default=1.0)
 
+    def begin(self, lease: Lease, outgoing: Outgoing, total_deadline: float) -> Exchange | None:
+        """Send `outgoing` at once where that is plain: its body is there, and so is a connection.
+
+        Whoever began must wait, then either give the exchange up or bring it to `call`.
+        """
+        if outgoing.upload is not None or not outgoing.replayable:
+            return None
+        endpoint = lease.endpoint
+        connection = endpoint.connections.try_acquire()
+        if connection is None:
+            return None
+        exchange = Exchange(
+            self._loop, self.patience.between_s, total_deadline, head_request=outgoing.method == b"HEAD"
+        )
+        head, body = outgoing.encode(endpoint)
+        exchange.send(connection, head, body, self.patience.first_byte_s)
+        return exchange
+
+    def done(self, lease: Lease, exchange: Exchange) -> bool:
+        """Whether an exchange that was begun went well, with nothing to try again; the endpoint is credited then."""
+        if exchange.error is not None or not 200 <= exchange.status < 429:
+            return False
+        self._budget.request()
+        lease.endpoint.succeeded()
+        return True
+
     async def call(
         self,
         lease: Lease,
@@ -72,11 +98,13 @@ class Group:
         total_deadline: float,
         gather: bool = False,
         limit: int = 1 << 62,
+        begun: Exchange | None = None,
     ) -> Exchange:
         """Send `outgoing` to the lease's endpoint, moving the lease when another one is tried.
 
         Returns an exchange whose head has come; raises UpstreamError when none did. Cancelling it closes the
-        upstream connection at once; so must whoever gives up the exchange that was returned.
+        upstream connection at once; so must whoever gives up the exchange that was returned. `begun` is a first
+        try that has been waited for.
         """
         tried: list[Endpoint] = []
         retries = 0
@@ -84,15 +112,19 @@ class Group:
         self._budget.request()
         while True:
             endpoint = lease.endpoint
-            exchange = Exchange(
-                self._loop,
-                between_s=self.patience.between_s,
-                total_deadline=total_deadline,
-                head_request=outgoing.method == b"HEAD",
-                gather=gather,
-                limit=limit,
-            )
-            error = await self._once(endpoint, exchange, outgoing, fresh)
+            if begun is not None:
+                exchange, begun = begun, None
+                error = self._outcome(exchange, outgoing)
+            else:
+                exchange = Exchange(
+                    self._loop,
+                    self.patience.between_s,
+                    total_deadline,
+                    head_request=outgoing.method == b"HEAD",
+                    gather=gather,
+                    limit=limit,
+                )
+                error = await self._once(endpoint, exchange, outgoing, fresh)
             if error is None:
                 if exchange.status not in _OVERLOAD:
                     self._judge(endpoint, exchange.status)
@@ -162,6 +194,9 @@ class Group:
         except BaseException:
             exchange.abort()
             raise
+        return self._outcome(exchange, outgoing)
+
+    def _outcome(self, exchange: Exchange, outgoing: Outgoing) -> UpstreamError | None:
         if exchange.upgrade_rest is not None and not outgoing.upgrade:
             exchange.abort()
             return UpstreamError(Failure.PROTOCOL, "switched protocols without being asked to")

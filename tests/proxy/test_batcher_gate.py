@@ -87,8 +87,8 @@ def test_no_more_in_flight_than_the_setpoint() -> None:
 
 def test_a_free_gate_with_no_window_is_passed_without_queueing() -> None:
     g = Gate(size=1)
-    assert g.gate.try_enter(False, g.clock.now(), g.load(0.0))
-    assert not g.gate.try_enter(False, g.clock.now(), g.load(0.0))
+    assert g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
+    assert not g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
 
 
 def test_nobody_overtakes_the_queue_by_the_fast_path() -> None:
@@ -96,7 +96,7 @@ def test_nobody_overtakes_the_queue_by_the_fast_path() -> None:
     g.offer()
     g.offer()
     g.former.setpoints = Setpoints(5, 0.0)
-    assert not g.gate.try_enter(False, g.clock.now(), g.load(0.0))
+    assert not g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
 
 
 def test_window_holds_the_first_so_that_the_policy_can_reorder() -> None:
@@ -124,7 +124,7 @@ def test_express_skips_the_window() -> None:
     assert g.names == []
     g.offer("hasty", express=True)
     assert set(g.names) == {"calm", "hasty"}
-    assert g.gate.try_enter(True, g.clock.now(), g.load(0.0))
+    assert g.gate.try_enter(Job("n", 0.0), True, g.clock.now(), g.load(0.0))
 
 
 def test_window_leaves_time_to_meet_the_deadline() -> None:
@@ -227,3 +227,10 @@ def test_never_too_many_never_idle_beside_a_ripe_queue(steps: list[tuple], windo
         g.clock.advance(0.01)
     assert len(g.queue) == 0
     assert g.clock.pending == 0 or g.clock.next_at is not None
+
+
+def test_a_newcomer_whom_the_controller_holds_back_does_not_pass_a_free_gate() -> None:
+    g = Gate(size=4)
+    g.former.take = 0
+    assert not g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
+    assert g.gate.inflight == 0
