@@ -7,8 +7,8 @@ better lately.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
+from math import exp, log
 from typing import Any, Protocol
 
 from controller.residuals import ResidualRing
@@ -147,7 +147,7 @@ class ShapeLevelExpert:
         if self._seen >= 3:
             self._learn_bin(load, seconds, max(1.0, sd / 0.08))
         if self._seen >= 2:
-            self._learn_level(math.log(seconds / predicted), sd, max(0.02, 0.15 / noise))
+            self._learn_level(log(seconds / predicted), sd, max(0.02, 0.15 / noise))
         self._line.add(load, seconds / self._speed)
         self._seen += 1
         self._coefficients = None
@@ -155,22 +155,22 @@ class ShapeLevelExpert:
 
     def scale(self, factor: float) -> None:
         """Multiply every prediction."""
-        self._level += math.log(factor)
-        self._speed = math.exp(self._level)
+        self._level += log(factor)
+        self._speed = exp(self._level)
 
     def _learn_bin(self, load: float, seconds: float, slower: float) -> None:
         index = bisect_left(self.EDGES, load)
-        error = math.log(seconds / max(_FLOOR_S, self._straight(load) * self._speed))
-        self._bin_n[index] = min(40.0, self._bin_n[index] * 0.98 + 1.0)
-        self._bin_mean[index] += (error - self._bin_mean[index]) / min(self._bin_n[index], 8.0 * slower)
+        error = log(seconds / max(_FLOOR_S, self._straight(load) * self._speed))
+        n = self._bin_n[index] = min(40.0, self._bin_n[index] * 0.98 + 1.0)
+        self._bin_mean[index] += (error - self._bin_mean[index]) / min(n, 8.0 * slower)
 
     def _learn_level(self, error: float, sd: float, gain: float) -> None:
-        self.residuals.add(math.exp(error))
+        self.residuals.add(exp(error))
         self._level += gain * max(-1.0, min(1.0, error))
         last, self._last_error = self._last_error, error
-        if len(self.residuals) >= 10 and last * error > 0.0 and min(abs(last), abs(error)) > 3.0 * sd:
+        if last * error > 0.0 and len(self.residuals) >= 10 and min(abs(last), abs(error)) > 3.0 * sd:
             self._level += 0.25 * (last + error)
-        self._speed = math.exp(self._level)
+        self._speed = exp(self._level)
 
     def _straight(self, load: float) -> float:
         if self._coefficients is None:
@@ -196,18 +196,21 @@ class ShapeLevelExpert:
             return straight
         own = bisect_left(self.EDGES, load)
         n = self._bin_n[own]
-        value = straight * math.exp(self._bin_mean[own] * n / (n + self._shrink)) if n else straight
+        value = straight * exp(self._bin_mean[own] * n / (n + self._shrink)) if n else straight
         return max(value, self._least(own))
 
     def _least(self, own: int) -> float:
         """Return the largest shape of the well-measured bins below `own`, which no larger load undercuts."""
         steps = self._steps
-        if not steps:
-            best, shrink = 0.0, self._shrink
-            steps.append(best)
-            for edge, n, mean in zip(self.EDGES, self._bin_n, self._bin_mean, strict=False):
+        if len(steps) <= own:
+            # Only as far as somebody asks: most loads are small, and every sample makes all of it void.
+            best, shrink, counts = steps[-1] if steps else 0.0, self._shrink, self._bin_n
+            if not steps:
+                steps.append(best)
+            for index in range(len(steps) - 1, own):
+                n = counts[index]
                 if n >= shrink:
-                    value = self._straight(edge) * math.exp(mean * n / (n + shrink))
+                    value = self._straight(self.EDGES[index]) * exp(self._bin_mean[index] * n / (n + shrink))
                     if value > best:
                         best = value
                 steps.append(best)
@@ -259,7 +262,7 @@ class ServiceModel:
         """Learn from one upstream call of `load` that took `seconds`."""
         seconds = max(_FLOOR_S, seconds)
         fast, shaped = self._fast.predict(load), self._shaped.predict(load)
-        if self.samples >= 3 and self._judge(math.log(seconds / fast), math.log(seconds / shaped)):
+        if self.samples >= 3 and self._judge(log(seconds / fast), log(seconds / shaped)):
             fast, shaped = self._fast.predict(load), self._shaped.predict(load)
         self._fast.observe(load, seconds, fast)
         self._shaped.observe(load, seconds, shaped)
@@ -283,7 +286,7 @@ class ServiceModel:
         # The two learned differently from the first wrong calls; let them agree about the next one.
         moves: tuple[tuple[Expert, float], ...] = ((self._fast, fast), (self._shaped, shaped))
         for expert, own in moves:
-            expert.scale(math.exp(own - error + shift))
+            expert.scale(exp(own - error + shift))
             expert.residuals.drop_newest(run - 1)
         return True
 

@@ -31,9 +31,9 @@ class ShiftDetector:
             errors.clear()
         errors.append(error)
         run, total = len(errors), sum(errors)
-        last = tuple(errors)[-2:]
-        if len(last) == 2 and min(map(abs, last)) > max(_GROSS, 6.0 * spread):
-            run, total = 2, sum(last)
+        gross = max(_GROSS, 6.0 * spread)
+        if abs(error) > gross and run > 1 and abs(errors[-2]) > gross:
+            run, total = 2, errors[-2] + error
         elif run < 4 or abs(total) <= run * max(_SHIFT, 2.0 * spread):
             return 0.0, 0
         errors.clear()

@@ -200,16 +200,23 @@ class Metrics:
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         """Count one request that was answered with `code`. Call exactly once per request."""
-        cell = self._requests.get((obs.pool, route, obs.klass, obs.result, code))
+        result, klass = obs.result, obs.klass
+        cell = self._requests.get((obs.pool, route, klass, result, code))
         if cell is None:
-            cell = self._request_cell(obs.pool, route, obs.klass, obs.result, code)
+            cell = self._request_cell(obs.pool, route, klass, result, code)
         cell.value += 1.0
         pool = self._pools.get(obs.pool)
         if pool is None:
             return
-        result = obs.result
-        klass = obs.klass if obs.klass in pool.classes else OTHER
-        queue, e2e, ttft, tpot = obs.queue_s, obs.e2e_s, obs.ttft_s, obs.tpot_s
+        if klass not in pool.classes:
+            klass = OTHER
+        queue, e2e = obs.queue_s, obs.done - obs.arrival
+        ttft = tpot = None
+        if obs.streamed:
+            if (ttft := obs.ttft_s) is not None:
+                pool.ttft[klass].observe(ttft)
+            if (tpot := obs.tpot_s) is not None:
+                pool.tpot[klass].observe(tpot)
         if result in _QUEUED:
             pool.queue[klass].observe(queue)
         if result in _SERVED:
@@ -219,10 +226,6 @@ class Metrics:
                 if cell is None:
                     cell = self._upstream_cell(pool, obs.upstream, result)
                 cell.value += 1.0
-        if ttft is not None:
-            pool.ttft[klass].observe(ttft)
-        if tpot is not None:
-            pool.tpot[klass].observe(tpot)
         pool.prompt_tokens.value += obs.prompt_tokens
         pool.output_tokens.value += obs.output_tokens
         if result is Result.OK:

@@ -154,15 +154,16 @@ def _chat(body: bytes, payload: dict[str, Any], model: str) -> Call:
         limit = payload.get("max_tokens")
     n = payload.get("n")
     return Call(
-        route=CHAT,
-        body=body,
-        model=model,
-        stream=bool(payload.get("stream")),
-        items=1 if n is None else positive(n, 1, MAX_SEQUENCES),
-        prompt_tokens=prompt.tokens,
-        max_tokens=whole(limit),
-        payload=payload,
-        text=prompt.text,
+        CHAT,
+        body,
+        model,
+        bool(payload.get("stream")),
+        1 if n is None else positive(n, 1, MAX_SEQUENCES),
+        prompt.tokens,
+        whole(limit),
+        None,
+        payload,
+        prompt.text,
     )
 
 

@@ -107,13 +107,21 @@ def read_messages(messages: Any, prompt: Prompt) -> None:
     """Take in a list of chat messages; anything else says nothing."""
     if type(messages) is not list:
         return
+    size = chars = 0
+    pieces = prompt.pieces
     for message in messages:
         if type(message) is dict:
             content = message.get("content")
             if type(content) is str:
-                prompt.add(content)
+                # What `add` does; most messages are a string, and some prompts are a thousand messages.
+                length = len(content)
+                chars += length
+                size += length if content.isascii() else len(content.encode())
+                pieces.append(content)
             else:
                 prompt.add_content(content)
+    prompt.size += size
+    prompt.chars += chars
     prompt.overhead += TOKENS_PER_MESSAGE * len(messages)
 
 

@@ -15,11 +15,14 @@ __all__ = ["TailTap", "count", "last_object", "last_scalar", "read_usage"]
 KEPT = 16_384
 """Bytes kept of the end of an answer."""
 
+_SMALL = 2_048
+"""Up to so many bytes, parsing all of an answer is cheaper than searching it."""
+
 ATTEMPTS = 8
 """How many members of the name are tried, from the last one back: an adversarial answer must not cost much."""
 
 _BRACES = re.compile(rb"[{}]")
-_COLON = re.compile(rb"\s*:\s*")
+_OBJECT = re.compile(rb"\s*:\s*\{")
 _SCALAR = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*)')
 
 
@@ -52,7 +55,8 @@ class TailTap(Tap):
 
     def usage(self) -> Usage:
         """Return the counts that the end of the answer holds."""
-        return self._read(self.tail())
+        pieces = self._pieces
+        return self._read(pieces[0] if len(pieces) == 1 and self._size <= KEPT else self.tail())
 
 
 def last_object(data: bytes, name: bytes) -> dict[str, Any] | None:
@@ -63,9 +67,18 @@ def last_object(data: bytes, name: bytes) -> dict[str, Any] | None:
         end = at = data.rfind(needle, 0, end)
         if at < 0:
             break
-        start = _after_colon(data, at + len(needle))
-        if data[start : start + 1] != b"{":
+        found = _OBJECT.match(data, at + len(needle))
+        if found is None:
             continue
+        start = found.end() - 1
+        close = data.find(b"}", start)
+        if close >= 0 and data.find(b"{", start + 1, close) < 0:
+            # Most are flat, and end at the first brace.
+            try:
+                flat: dict[str, Any] = orjson.loads(data[start : close + 1])
+            except orjson.JSONDecodeError:
+                continue
+            return flat
         depth = 0
         for brace in _BRACES.finditer(data, start):
             depth += 1 if brace.group() == b"{" else -1
@@ -97,13 +110,34 @@ def last_scalar(data: bytes, name: bytes) -> Any:
 
 def read_usage(data: bytes) -> Usage:
     """Read OpenAI-shaped usage and the finish reason from the end of an answer or from one event."""
-    usage = last_object(data, b"usage") or {}
-    finish = last_scalar(data, b"finish_reason")
+    usage = finish = None
+    if len(data) <= _SMALL:
+        usage, finish = _read_whole(data)
+    if usage is None:
+        usage = last_object(data, b"usage")
+    if finish is None:
+        finish = last_scalar(data, b"finish_reason")
+        if type(finish) is not str:
+            finish = None
+    if usage is None:
+        return Usage(None, None, finish)
     return Usage(
-        count(usage, "prompt_tokens", "input_tokens"),
-        count(usage, "completion_tokens", "output_tokens"),
-        finish if type(finish) is str else None,
+        count(usage, "prompt_tokens", "input_tokens"), count(usage, "completion_tokens", "output_tokens"), finish
     )
+
+
+def _read_whole(data: bytes) -> tuple[dict[str, Any] | None, str | None]:
+    """Return usage and the last finish reason of an answer that is all there; None for what is not found."""
+    try:
+        answer = orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return None, None
+    if type(answer) is not dict:
+        return None, None
+    usage, choices = answer.get("usage"), answer.get("choices")
+    last = choices[-1] if type(choices) is list and choices else None
+    finish = last.get("finish_reason") if type(last) is dict else None
+    return usage if type(usage) is dict else None, finish if type(finish) is str else None
 
 
 def count(usage: dict[str, Any], *names: str) -> int | None:
@@ -113,9 +147,3 @@ def count(usage: dict[str, Any], *names: str) -> int | None:
         if type(value) is int and value >= 0:
             return value
     return None
-
-
-def _after_colon(data: bytes, at: int) -> int:
-    """Return the position of the value that follows a member name, or -1 when no colon follows it."""
-    found = _COLON.match(data, at)
-    return found.end() if found else -1
