@@ -245,6 +245,7 @@ class Answering:
     def refuse(self, outcome: Outcome) -> None:
         """Answer with an outcome, or break off when an answer has begun."""
         ticket, transport = self.ticket, self.transport
+        ticket.reason = outcome.reason
         if self.started:
             self.close = True
             reset(transport)

@@ -15,6 +15,7 @@ from controller.decision import Decision
 from controller.loop import PoolController
 from controller.observation import Observation
 from proxy import logs
+from proxy.access_log import AccessLog
 from proxy.admin.expiry import Expiry
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
@@ -65,7 +66,7 @@ class Proxy:
         self.metrics = Metrics(config.pools)
         self._reread = reread or (lambda: self.config)
         self._reloading = asyncio.Lock()
-        self.traffic = Traffic(self.metrics, config.log)
+        self.traffic = Traffic(self.metrics)
         self._pools: dict[str, Pool] = {}
         self.keeper = Keeper(config.state, self.traffic, lambda: self._pools.values(), self.clock)
         self._pools = {pool.name: self._resume(pool) for pool in config.pools}
@@ -78,6 +79,7 @@ class Proxy:
             trust_headers=config.trust_headers,
         )
         self.handler.service.ready = lambda: not self.unready()
+        self.handler.service.access_log = AccessLog.of(config.log)
         self._follow_keys(config)
         self._tls = None if config.listen.tls is None else server_context(config.listen.tls)
         self.data = DataServer(self.handler, _server_limits(config))
@@ -247,7 +249,7 @@ class Proxy:
         self.config = config.model_copy(update={key: getattr(self.config, key) for key in _FIXED})
         self.generation += 1
         logs.setup(config.log)
-        self.traffic.configure(config.log)
+        self.handler.service.access_log = AccessLog.of(config.log)
 
     def _follow(self, pool: Pool, before: PoolConfig) -> None:
         """Let a controller take over what changed in the file; what operators set meanwhile stays otherwise."""

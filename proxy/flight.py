@@ -290,7 +290,8 @@ class Flight(Answering):
         """Let the pool sum the request up; the probes of whoever runs us are not traffic."""
         if self.keepalive is not None:
             self.keepalive.stop()
-        if self.pool is not None:
-            self.pool.finished(self.ticket)
+        obs = None if self.pool is None else self.pool.finished(self.ticket)
+        if self.service.access_log is not None:
+            self.service.access_log.note(self.ticket, self.incoming.fields, obs, monotonic())
         if self.visit is not None:
             self.visit.leave(self.ticket, monotonic())

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from controller.load import MAX_RUNNING, Load
 from controller.loop import PoolController
-from controller.observation import Result
+from controller.observation import Observation, Result
 from policies.registry import create_policy
 from proxy.admission import Admission
 from proxy.batcher import ClosedBy, Former, GateBatcher, Plain
@@ -264,8 +264,8 @@ class Pool:
             return turn.answer
         raise Refused(turn.outcome if turn.outcome is not None else self._refusal(turn.why))
 
-    def finished(self, ticket: Ticket) -> None:
-        """Make the one observation of a request that is over, and tell everybody."""
+    def finished(self, ticket: Ticket) -> Observation:
+        """Make the one observation of a request that is over, tell everybody, and return it."""
         obs = ticket.observation(self.name, self._clock.now())
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.policy.completed(ticket.job, obs.output_tokens)
@@ -275,6 +275,7 @@ class Pool:
         if ticket.queued:
             self.controller.observe(obs)
         self.hooks.request_finished(obs, ticket.route, ticket.code)
+        return obs
 
     # -- life ----------------------------------------------------------------------------------------------
 

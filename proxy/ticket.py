@@ -34,6 +34,7 @@ class Ticket:
         "prediction",
         "prompt_tokens",
         "queued",
+        "reason",
         "result",
         "route",
         "streamed",
@@ -66,6 +67,8 @@ class Ticket:
         self.upstream = ""
         self.result = Result.CANCELLED
         self.code = 499
+        self.reason = ""
+        """Why it was refused; empty when it was not."""
         self.final = False
         """Whether the answer is over, so that a client that leaves now has had it."""
 

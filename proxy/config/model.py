@@ -140,7 +140,7 @@ class LogConfig(Section):
     format: Literal["auto", "text", "json"] = Field(
         default="auto", description="auto: text on a terminal, else JSON."
     )
-    access: bool = Field(default=False, description="One line per request.")
+    access: bool = Field(default=False, description="One line per request, without what it carried.")
     access_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="Share of requests logged; failures always.")
 
 

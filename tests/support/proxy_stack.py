@@ -9,6 +9,7 @@ from typing import Any
 
 from controller.loop import PoolController
 from controller.observation import Observation
+from proxy.access_log import AccessLog
 from proxy.clock import LoopClock
 from proxy.config.model import Config
 from proxy.handler import Handler
@@ -94,6 +95,7 @@ class Stack:
             lifecycle=self.lifecycle,
             trust_headers=self.config.trust_headers,
         )
+        self.handler.service.access_log = AccessLog.of(self.config.log)
         if self.config.keys:
             self.handler.service.keyring = Keyring(
                 self.config.keys, now=time.monotonic(), forward=self.config.forward_keys
