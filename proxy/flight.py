@@ -15,7 +15,7 @@ from proxy.outcome import BadInput, BodyTooLarge, Draining, NoRoute, Refused
 from proxy.pool import Pool
 from proxy.prediction import Predictor
 from proxy.rules import ClassRules
-from proxy.turn import Answer, MergeTurn
+from proxy.turn import MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import BadRequest, Call, Head
@@ -212,14 +212,17 @@ class Flight(Answering):
         )
         key = (call.compat_key, self.ticket.tenant, self.incoming.fields.identity())
         answer = await pool.merged(turn, key)
-        self._write_answer(answer, answer.body, len(answer.body))
+        body = answer.body
+        self._write_answer(
+            answer.status, answer.reason, answer.lines, body, len(body), known_id=answer.request_id_known
+        )
 
     def _outgoing(self, rules: ClassRules) -> Outgoing:
         """Describe the upstream call."""
         incoming, call = self.incoming, self.call
         fields = incoming.fields
         lines = b"%bX-Request-Id: %b\r\n%b" % (
-            fields.next_hop(incoming.peer, incoming.scheme),
+            fields.hop or fields.next_hop(incoming.peer, incoming.scheme),
             self.ticket.id.encode("ascii"),
             b"" if call is None else rules.slack_line,
         )
@@ -280,11 +283,8 @@ class Flight(Answering):
         body = b"ok\n" if ready else b"draining\n" if self.service.lifecycle.draining else b"no upstream is well\n"
         self.ticket.route = path[1:]
         head = self.incoming.method == "HEAD"
-        self._write_answer(
-            Answer(200 if ready else 503, b"", b"Content-Type: text/plain\r\n", b"" if head else body),
-            b"" if head else body,
-            len(body),
-        )
+        status, fields = 200 if ready else 503, b"Content-Type: text/plain\r\n"
+        self._write_answer(status, b"", fields, b"" if head else body, len(body))
 
     def observe(self) -> None:
         """Let the pool sum the request up; the probes of whoever runs us are not traffic."""

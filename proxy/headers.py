@@ -79,13 +79,13 @@ class RequestFields:
     """
 
     __slots__ = (
-        "_hop",
         "_identity",
         "_length_at",
         "_noted",
         "caller",
         "checked",
         "forwarded",
+        "hop",
         "hosts",
         "keyring",
         "klass",
@@ -132,7 +132,8 @@ class RequestFields:
         self.raw = headers
         """The fields as they came."""
         self._noted = noted
-        self._hop: bytes | None = None
+        self.hop: bytes | None = None
+        """What `next_hop` returns, once it was asked."""
         self._identity: tuple[object, ...] | None = None
         self.forwarded = forwarded
         self.hosts = hosts
@@ -209,17 +210,17 @@ class RequestFields:
         Not among them: Host, credential and framing, which depend on the upstream, and the request's id. `peer`
         and `scheme` belong to the connection; the first call decides.
         """
-        if self._hop is None:
+        if self.hop is None:
             noted = self._noted
             chain, via, address = noted.get(b"x-forwarded-for"), noted.get(b"via"), peer.encode("latin-1")
-            self._hop = b"%bX-Forwarded-For: %b\r\nX-Forwarded-Host: %b\r\nX-Forwarded-Proto: %b\r\nVia: %b\r\n" % (
+            self.hop = b"%bX-Forwarded-For: %b\r\nX-Forwarded-Host: %b\r\nX-Forwarded-Proto: %b\r\nVia: %b\r\n" % (
                 lines_of(self.forwarded),
                 address if chain is None else b"%b, %b" % (chain, address),
                 noted.get(b"x-forwarded-host") or noted.get(b"host", b""),
                 noted.get(b"x-forwarded-proto") or scheme.encode(),
                 b"1.1 trimtab" if via is None else b"%b, 1.1 trimtab" % via,
             )
-        return self._hop
+        return self.hop
 
     def identity(self) -> tuple[object, ...]:
         """Return what of these fields must be equal for two requests to share an upstream call.

@@ -93,6 +93,7 @@ class Pool:
         )
         self.admission = Admission(self.queue, self.controller)
         self._running: dict[Lease, tuple[float, int]] = {}
+        self._gated = self.controller.mode == "gate"
         self._runs: set[MergeRun] = set()
         self._slot_count = max(1, len(self.group.endpoints) * config.depth)
         self._items_inflight = 0
@@ -127,9 +128,9 @@ class Pool:
     # -- what is going on ----------------------------------------------------------------------------------
 
     def load(self, now: float) -> Load:
-        """Return what is in front of a newcomer at `now`."""
+        """Return what is in front of a newcomer at `now`. Calls are told one by one only where calls are made."""
         running = self._running
-        if not running:
+        if not running or self._gated:
             times: tuple[float, ...] = ()
             sizes: tuple[int, ...] = ()
         else:

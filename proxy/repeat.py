@@ -15,12 +15,13 @@ class RepeatedHead:
     nothing else, so there is nothing left to disagree on (RFC 9112 section 6).
     """
 
-    __slots__ = ("_after", "_before", "_size")
+    __slots__ = ("_after", "_before", "_latest", "_size")
 
     def __init__(self, before: bytes, after: bytes | None) -> None:
         self._before = before
         self._after = after
         self._size = len(before)
+        self._latest = self._size + _MAX_DIGITS + len(after or b"")
 
     @classmethod
     def of(cls, head: bytes) -> RepeatedHead | None:
@@ -49,9 +50,9 @@ class RepeatedHead:
         after, size = self._after, self._size
         if after is None:
             return size if len(data) == size else 0
-        end = data.find(b"\r", size, size + _MAX_DIGITS + 1)
+        end = data.find(after, size, self._latest)
         digits = data[size:end]
-        if not digits.isdigit() or not data.startswith(after, end):
+        if end < 0 or not digits.isdigit():
             return 0
         start = end + len(after)
         return start if start + int(digits) == len(data) else 0

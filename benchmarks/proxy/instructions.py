@@ -3,7 +3,8 @@
     python -m benchmarks.proxy.instructions [trimtab] [aiohttp] [--stream]
 
 Cachegrind counts user-mode instructions; what the kernel does for system calls is not in it. Each proxy is run
-twice, with few and with many requests, so that starting up falls out of the difference.
+twice, with few and with many requests, so that starting up falls out of the difference. What happens once a second
+is no request's, and under valgrind seconds come fifty times as often, so Trimtab's controller ticks once a minute.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def _run(
     out = processes.folder / f"count-{wanted}"
     valgrind = ["valgrind", "-q", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out}"]
     valgrind.append(f"--log-file={out}.log")
-    pid = processes.start(
-        [*valgrind, *command(port, upstream, processes.folder)], "1", env={"PYTHONHASHSEED": "0"}, name="counted"
-    )
+    argv = command(port, upstream, processes.folder)
+    if (config := Path(argv[-1])).suffix == ".yaml" and "pools:" in (text := config.read_text()):
+        config.write_text(text + "    tick_s: 60\n")
+    pid = processes.start([*valgrind, *argv], "1", env={"PYTHONHASHSEED": "0"}, name="counted")
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     if not wait_until_ready(url, _BODY, 120):
         raise SystemExit(f"did not start, see {processes.folder}")
