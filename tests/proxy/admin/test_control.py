@@ -25,7 +25,7 @@ async def test_freeze_and_release(api: TestClient, operator: FakeOperator) -> No
 
 async def test_a_shadow_advises_and_ends(api: TestClient) -> None:
     pool = await ok(api, "PUT", f"{CHAT}/shadow", json={"law": "step"})
-    assert (pool["law"], pool["live"]["shadow"]) == ("aimd", "step")
+    assert (pool["law"], pool["live"]["shadow"]) == ("deadline", "step")
     assert (await ok(api, "PUT", f"{CHAT}/shadow", json={"law": None}))["live"]["shadow"] is None
     await problem(api, "PUT", f"{CHAT}/shadow", 422, json={"law": "wishful"})
     await problem(api, "PUT", f"{CHAT}/shadow", 422, json={})
@@ -52,7 +52,7 @@ async def test_rolling_back_a_law_and_a_freeze(api: TestClient, operator: FakeOp
     freeze, law = await decisions(api)
     await ok(api, "POST", f"{CHAT}/rollback", json={"decision": law["id"]})
     await ok(api, "POST", f"{CHAT}/rollback", json={"decision": freeze["id"]})
-    assert (controller.law_name, controller.frozen) == ("aimd", False)
+    assert (controller.law_name, controller.frozen) == ("deadline", False)
 
 
 async def test_rolling_back_what_is_not_kept_is_refused(api: TestClient) -> None:
@@ -101,7 +101,7 @@ async def test_a_short_law_and_a_short_freeze(api: TestClient, operator: FakeOpe
     await ok(api, "PUT", f"{CHAT}/law?for_s=5", json={"law": "fixed"})
     await ok(api, "PUT", f"{CHAT}/freeze?for_s=5", json={"frozen": True})
     operator.clock.advance(6)
-    assert (controller.law_name, controller.frozen) == ("aimd", False)
+    assert (controller.law_name, controller.frozen) == ("deadline", False)
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "soon", "1e9", "nan", "99999999"])
@@ -121,7 +121,7 @@ async def test_an_experiment_runs_and_ends(api: TestClient, operator: FakeOperat
     body = await problem(api, "POST", f"{CHAT}/experiment", 422, json={"law": "step"})
     assert body["detail"] == "law: an experiment is running; stop it first"
     pool = await ok(api, "DELETE", f"{CHAT}/experiment")
-    assert (pool["live"]["experiment"], pool["law"]) == (None, "aimd")
+    assert (pool["live"]["experiment"], pool["law"]) == (None, "deadline")
     await problem(api, "DELETE", f"{CHAT}/experiment", 409)
 
 

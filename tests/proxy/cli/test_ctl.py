@@ -47,7 +47,7 @@ async def said(ctl: Ctl, *arguments: str) -> str:
 async def test_pools_on_a_line_each(ctl: Ctl) -> None:
     lines = (await said(ctl, "pools")).splitlines()
     assert lines[0].split() == ["POOL", "PROMISE", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"]
-    assert lines[1].startswith("chat   ttft 500 ms, e2e 10000 ms at p99  aimd  8      5 ms")
+    assert lines[1].startswith("chat   ttft 500 ms, e2e 10000 ms at p99  deadline  8      5 ms")
     assert lines[2].startswith("embed  none")
 
 
@@ -89,7 +89,7 @@ async def test_law_freeze_rollback(ctl: Ctl, operator: FakeOperator) -> None:
     assert (controller.law_name, controller.frozen) == ("fixed", True)
     await said(ctl, "-p", "chat", "freeze", "--off")
     await said(ctl, "-p", "chat", "rollback", "1")
-    assert (controller.law_name, controller.frozen) == ("aimd", False)
+    assert (controller.law_name, controller.frozen) == ("deadline", False)
 
 
 async def test_decisions_read_as_sentences(ctl: Ctl) -> None:
