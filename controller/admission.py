@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol
 from controller.concurrency_model import ConcurrencyModel
 from controller.load import Load
 from controller.slo import SLO
-from controller.verdict import ADMITTED, Verdict
+from controller.verdict import Verdict
 from policies.base import Job
 
 __all__ = ["Admission", "Forecast", "backlog_s", "forecast_gate", "forecast_merge"]
@@ -107,26 +107,22 @@ class Admission:
         self, job: Job, now: float, load: Load, slo: SLO, forecast: Forecast | None, probe_every_s: float
     ) -> Verdict:
         """Decide about `job`; `forecast` is None while there is no model."""
-        verdict = self._judge(job, now, load, slo, forecast, probe_every_s)
-        if verdict.admitted:
-            self._last_admitted = now
-        return verdict
-
-    def _judge(
-        self, job: Job, now: float, load: Load, slo: SLO, forecast: Forecast | None, probe_every_s: float
-    ) -> Verdict:
         if load.idle:
-            return _IDLE
-        if forecast is None:
-            return _NO_MODEL
-        excess, predicted = _excess(job, now, slo, forecast)
-        if predicted is None:
-            return _NO_SLO
-        if excess <= 0.0:
-            return Verdict(True, ADMITTED.reason, predicted, 0.0)
-        if self._last_admitted is None or now - self._last_admitted >= max(1.0, probe_every_s):
-            return Verdict(True, "probe", predicted, 0.0)
-        return Verdict(False, "slo_infeasible", predicted, max(1.0, excess))
+            verdict = _IDLE
+        elif forecast is None:
+            verdict = _NO_MODEL
+        else:
+            excess, predicted = _excess(job, now, slo, forecast)
+            if predicted is None:
+                verdict = _NO_SLO
+            elif excess <= 0.0:
+                verdict = Verdict(True, "ok", predicted, 0.0)
+            elif self._last_admitted is None or now - self._last_admitted >= max(1.0, probe_every_s):
+                verdict = Verdict(True, "probe", predicted, 0.0)
+            else:
+                return Verdict(False, "slo_infeasible", predicted, max(1.0, excess))
+        self._last_admitted = now
+        return verdict
 
 
 def _excess(job: Job, now: float, slo: SLO, forecast: Forecast) -> tuple[float, float | None]:

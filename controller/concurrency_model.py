@@ -81,7 +81,8 @@ class FirstTokenModel:
 
     def quantile_s(self, prompt_tokens: int, q: float) -> float:
         """Return the `q`-quantile of the time to first token, in seconds."""
-        return self.prompt_token_s * prompt_tokens + self.wait_s(q)
+        prefill = self.prompt_token_s * prompt_tokens
+        return prefill + self.wait_s(q) if self._sorted else prefill
 
     def scale(self, factor: float) -> None:
         """Multiply every prediction."""

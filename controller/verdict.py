@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["ADMITTED", "Choice", "Verdict"]
+__all__ = ["Choice", "Verdict"]
 
 
 class Verdict(NamedTuple):
@@ -17,9 +17,6 @@ class Verdict(NamedTuple):
     """Predicted seconds from now to the end of the promise in question; None when nothing is known."""
     retry_after_s: float
     """For a refusal: when trying again is expected to help. 0 when admitted."""
-
-
-ADMITTED = Verdict(True, "ok", None, 0.0)
 
 
 class Choice(NamedTuple):
