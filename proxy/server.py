@@ -31,6 +31,10 @@ _FULL = (
 )
 
 
+_HANDSHAKE_S = 10.0
+"""A client that has not agreed on keys by then is not going to."""
+
+
 class ServerLimits:
     """What one client connection may do (bytes, counts, seconds)."""
 
@@ -84,6 +88,7 @@ class DataServer:
             max_field_size=limits.max_header_line_bytes,
             max_headers=limits.max_headers,
         )
+        self._handshake_s = min(limits.keepalive_timeout_s, _HANDSHAKE_S)
         self._listening: asyncio.Server | None = None
         self.port = 0
         """The port that is bound, once `start` has returned."""
@@ -105,14 +110,26 @@ class DataServer:
         """Bind and listen. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(
-            self._server, host, port, backlog=backlog, reuse_port=reuse_port or None, ssl=tls
+            self._server,
+            host,
+            port,
+            backlog=backlog,
+            reuse_port=reuse_port or None,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self._handshake_s,
         )
         self.port = self._listening.sockets[0].getsockname()[1]
 
     async def start_on(self, sock: socket.socket, *, backlog: int = 1024, tls: ssl.SSLContext | None = None) -> None:
         """Listen on a socket that was bound beforehand."""
         loop = asyncio.get_running_loop()
-        self._listening = await loop.create_server(self._server, sock=sock, backlog=backlog, ssl=tls)
+        self._listening = await loop.create_server(
+            self._server,
+            sock=sock,
+            backlog=backlog,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else self._handshake_s,
+        )
         self.port = sock.getsockname()[1]
 
     async def stop(self, *, patience_s: float = 0.0) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from proxy.config.tls import ListenTlsConfig
+from proxy.server import ServerLimits
 from proxy.tls import server_context
 from tests.support.certificates import Authority, Pair
 from tests.support.mock_upstream import MockUpstream
@@ -51,6 +52,22 @@ async def test_a_client_is_served_over_tls_and_the_upstream_hears_of_it(authorit
             streamed = await client.ask("POST", PATH, body={**CHAT, "stream": True})
             assert streamed.body.endswith(b"data: [DONE]\n\n")
         await stack.settled()
+
+
+async def test_a_client_that_never_ends_its_handshake_is_cut_off(server: Pair) -> None:
+    limits = ServerLimits(keepalive_timeout_s=0.05)
+    async with MockUpstream() as up, Stack(up.url, listen={"tls": server._asdict()}, server_limits=limits) as stack:
+        async with RawClient(stack.port) as client:
+            client.send(b"\x16\x03\x01")
+            assert await client.closed() == b""
+
+
+async def test_plain_http_is_not_answered_where_tls_is_spoken(server: Pair) -> None:
+    async with MockUpstream() as up, Stack(up.url, listen={"tls": server._asdict()}) as stack:
+        async with RawClient(stack.port) as client:
+            client.send(request_bytes("POST", PATH, body=CHAT))
+            assert b"HTTP/" not in await client.closed()
+        assert up.seen == []
 
 
 async def test_large_bodies_pass_both_ways(authority: Authority, server: Pair) -> None:
