@@ -210,8 +210,9 @@ class Proxy:
 
     def _apply(self, config: Config) -> None:
         """Put `config` in force: new pools first, then one swap, then the old ones retire."""
-        if self._tls is not None and self.config.listen.tls is not None:
-            renew(self._tls, self.config.listen.tls)
+        for context, section in ((self._tls, self.config.listen.tls), (self.admin.tls, self.config.admin.tls)):
+            if context is not None and section is not None:
+                renew(context, section)
         self.metrics.configure(config.pools)
         fresh: dict[str, Pool] = {}
         follow: list[tuple[Pool, PoolConfig]] = []

@@ -80,11 +80,12 @@ def fingerprint(config: PoolConfig) -> bytes:
 def file_problems(config: Config) -> list[tuple[tuple[str | int, ...], str]]:
     """Return (path in the configuration, message) for every file that cannot be used."""
     found: list[tuple[tuple[str | int, ...], str]] = []
-    if config.listen.tls is not None:
+    for name, listener in (("listen", config.listen.tls), ("admin", config.admin.tls)):
         try:
-            server_context(config.listen.tls)
+            if listener is not None:
+                server_context(listener)
         except TlsError as error:
-            found.append((("listen", "tls", error.key), str(error)))
+            found.append(((name, "tls", error.key), str(error)))
     for index, pool in enumerate(config.pools):
         for place, upstream in enumerate(pool.upstreams):
             try:

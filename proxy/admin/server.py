@@ -19,6 +19,7 @@ from proxy.admin.problem import ApiError, problem_response
 from proxy.admin.system import SystemApi
 from proxy.admin.trials import TrialsApi
 from proxy.config.model import AdminConfig
+from proxy.tls import server_context
 
 __all__ = ["GROUPS", "AdminServer", "make_app"]
 
@@ -76,12 +77,14 @@ class AdminServer:
 
     def __init__(self, operator: Operator, config: AdminConfig) -> None:
         app = make_app(operator, config)
+        self.tls = None if config.tls is None else server_context(config.tls)
+        """What connections are secured with; None for plain http."""
         self._runner = web.AppRunner(app, access_log=None, logger=_wire_log(), shutdown_timeout=1.0)
 
     async def start(self, sock: socket.socket) -> None:
         """Begin to answer."""
         await self._runner.setup()
-        await web.SockSite(self._runner, sock).start()
+        await web.SockSite(self._runner, sock, ssl_context=self.tls).start()
 
     async def stop(self) -> None:
         """Stop listening and close every connection."""

@@ -76,9 +76,11 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
         pools = "; ".join(
             f"{pool.name} -> {', '.join(upstream.url for upstream in pool.upstreams)}" for pool in config.pools
         )
-        scheme = "http" if config.listen.tls is None else "https"
+        scheme, admin_scheme = ("http" if part.tls is None else "https" for part in (config.listen, config.admin))
         click.echo(f"proxy   {scheme}://{address_of(data)}  ({pools})", err=True)
-        click.echo(f"admin   http://{address_of(admin)}  (/console/, /admin/v1/pools, /metrics, /readyz)", err=True)
+        click.echo(
+            f"admin   {admin_scheme}://{address_of(admin)}  (/console/, /admin/v1/pools, /metrics, /readyz)", err=True
+        )
 
     try:
         return run_loop(serve(config, data, admin, reread=reread, started=started))

@@ -96,6 +96,7 @@ class AdminConfig(Section):
         default=None, min_length=16, description="Bearer token that may read but not change."
     )
     max_body_bytes: int = Field(default=65_536, ge=1_024, le=16_777_216, description="Largest request body.")
+    tls: ListenTlsConfig | None = Field(default=None, description="Serve https; without it, http.")
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:

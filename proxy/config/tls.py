@@ -12,14 +12,14 @@ __all__ = ["ListenTlsConfig", "UpstreamTlsConfig"]
 
 
 class ListenTlsConfig(Section):
-    """TLS towards clients, 1.2 and up. The files are read again on every reload."""
+    """TLS towards those who connect to us, 1.2 and up. The files are read again on every reload."""
 
     cert: str = Field(min_length=1, description="PEM file with our certificate and those between it and the root.")
     key: str = Field(min_length=1, description="PEM file with its private key, without a passphrase.")
     client_ca: str | None = Field(
         default=None,
         min_length=1,
-        description="PEM file of who may vouch for clients; then each must show a certificate.",
+        description="PEM file of who may vouch for them; then each must show a certificate.",
     )
 
 

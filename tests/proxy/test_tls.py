@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import ssl
 import subprocess
+import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,13 +96,13 @@ def test_what_is_right_is_accepted(authority: Authority, pair: Pair) -> None:
 
 
 @asynccontextmanager
-async def proxy(data: dict[str, Any]) -> AsyncIterator[tuple[Proxy, int]]:
-    """Run a proxy whose reloads read `data` again; yield it with its port."""
+async def proxy(data: dict[str, Any]) -> AsyncIterator[tuple[Proxy, int, int]]:
+    """Run a proxy whose reloads read `data` again; yield it with its two ports."""
     running = Proxy(config(**data), reread=lambda: config(**data))
     sockets = [bind("127.0.0.1", 0, key="listen", flag="--port") for _ in range(2)]
     try:
         await running.start(*sockets)
-        yield running, sockets[0].getsockname()[1]
+        yield running, sockets[0].getsockname()[1], sockets[1].getsockname()[1]
     finally:
         await running.stop()
 
@@ -120,7 +122,7 @@ def replace(pair: Pair, fresh: Pair) -> None:
 
 
 async def test_a_reload_shows_new_connections_the_new_certificate(authority: Authority, pair: Pair) -> None:
-    async with proxy({"listen": {"tls": pair._asdict()}}) as (running, port):
+    async with proxy({"listen": {"tls": pair._asdict()}}) as (running, port, _):
         assert await shown_name(port, authority) == "server"
         replace(pair, authority.issue("renewed"))
         assert await shown_name(port, authority) == "server", "not before it is asked to"
@@ -129,8 +131,28 @@ async def test_a_reload_shows_new_connections_the_new_certificate(authority: Aut
         assert done.restart_required == ()
 
 
+async def test_the_admin_api_speaks_tls_where_it_is_told_to(authority: Authority, pair: Pair) -> None:
+    async with proxy({"admin": {"tls": pair._asdict()}}) as (running, _, port):
+        url = f"https://127.0.0.1:{port}"
+        context = ssl.create_default_context(cafile=authority.cert)
+
+        def names() -> Any:
+            with urllib.request.urlopen(f"{url}/admin/v1/pools", context=context, timeout=10) as answer:
+                return [pool["name"] for pool in json.load(answer)["pools"]]
+
+        assert await asyncio.to_thread(names) == ["default"]
+        replace(pair, authority.issue("renewed"))
+        await running.reload()
+        assert await shown_name(port, authority) == "renewed"
+
+
+def test_the_admin_apis_files_are_checked_as_well(pair: Pair) -> None:
+    said = refusal(admin={"tls": {"cert": pair.cert, "key": "/nowhere"}})
+    assert said == "admin.tls.key: /nowhere cannot be read: no such file or directory"
+
+
 async def test_a_reload_with_a_key_that_does_not_fit_changes_nothing(authority: Authority, pair: Pair) -> None:
-    async with proxy({"listen": {"tls": pair._asdict()}}) as (running, port):
+    async with proxy({"listen": {"tls": pair._asdict()}}) as (running, port, _):
         shutil.copy(authority.issue("renewed").key, pair.key)
         with pytest.raises(ConfigError, match="is not the private key"):
             await running.reload()
@@ -142,7 +164,7 @@ async def test_a_reload_takes_up_new_files_of_upstreams_and_leaves_other_pools_a
     authority: Authority, pair: Pair
 ) -> None:
     upstream = {"url": "https://127.0.0.1:1", "tls": {"ca": authority.cert, **pair._asdict()}}
-    async with proxy({"upstreams": [upstream]}) as (running, _):
+    async with proxy({"upstreams": [upstream]}) as (running, _, _):
         first = running.pools["default"]
         await running.reload()
         assert running.pools["default"] is first, "nothing changed"
