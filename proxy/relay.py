@@ -98,6 +98,22 @@ class Relay:
             return True
         return False
 
+    def chunks(self, framed: bytes, data: bytes, now: float) -> bool:
+        """Pass on a piece that is already framed as the client wants it, if it wants chunks."""
+        transport = self._transport
+        if transport.is_closing():
+            return False
+        transport.write(framed if self._framing == Framing.CHUNKED else data)
+        self.last_byte = now
+        if self.first_byte is None:
+            self.first_byte = now
+        if self._tap is not None:
+            self._tap.feed(data)
+        if self._client.writing_paused:
+            self._wake()
+            return True
+        return False
+
     def ended(self, exchange: Exchange) -> None:
         """End the body, or make plain that it has no end."""
         self.done = True

@@ -11,6 +11,7 @@ import httptools
 
 from proxy.headers import RawHeaders, ResponseFields
 from proxy.repeat import RepeatedHead
+from proxy.upstream.chunks import whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Connection(asyncio.Protocol):
     """
 
     __slots__ = (
+        "_at_chunk",
         "_complete",
         "_drained",
         "_eof",
@@ -96,6 +98,7 @@ class Connection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._head_bytes = 0
         self._fresh_head = False
+        self._at_chunk = False
         self._complete = False
         self._reusable = False
         self._eof = False
@@ -121,6 +124,7 @@ class Connection(asyncio.Protocol):
     def start(self, exchange: Exchange, request: bytes, body: bytes, deadline: float) -> None:
         """Send a request; the answer goes to `exchange`, which must come by `deadline` (monotonic seconds)."""
         self._exchange = exchange
+        self._at_chunk = False
         self._head_bytes = 0
         self._headers = []
         self.uses += 1
@@ -200,6 +204,10 @@ class Connection(asyncio.Protocol):
             # Nothing was asked: a server that talks now would answer the next request with it.
             self.transport.abort()
             return
+        if self._at_chunk:
+            data = self._chunks(exchange, data)
+            if not data:
+                return
         first = not exchange.heard
         if first and self._known is not None and self._whole(exchange, self._known, data):
             return
@@ -219,7 +227,9 @@ class Connection(asyncio.Protocol):
             self._deliver(exchange)
             self._fail(UpstreamError(Failure.PROTOCOL, str(error)))
             return
-        if first:
+        if first and exchange.fields.chunked and exchange.streaming and not self._complete:
+            self._at_chunk = whole_chunks(data, data.find(b"\r\n\r\n") + 4)[0] == len(data)
+        elif first:
             self._known = self._learn(exchange, data) if self._complete and self._reusable else None
         self._deliver(exchange)
 
@@ -309,6 +319,23 @@ class Connection(asyncio.Protocol):
         self._complete = True
         self._reusable = exchange.keep_alive and not self.uploading
 
+    def _chunks(self, exchange: Exchange, data: bytes) -> bytes:
+        """Pass whole chunks on as they are, past the parser, which stands before a chunk. Returns what is left."""
+        end, pieces = whole_chunks(data)
+        if pieces:
+            now = monotonic()
+            self.deadline = deadline = exchange.next_deadline(now)
+            if deadline < self._timer_at:
+                self.set_deadline(deadline)
+            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            if end == len(data):
+                exchange.on_chunks(data, body, now)
+                return b""
+            exchange.on_chunks(data[:end], body, now)
+            data = data[end:]
+        self._at_chunk = False
+        return data
+
     def _learn(self, exchange: Exchange, data: bytes) -> KnownHead | None:
         """Remember the head of an answer that came whole in one read, `data`."""
         end = data.find(b"\r\n\r\n") + 4
@@ -362,7 +389,7 @@ class Connection(asyncio.Protocol):
         elif pieces:
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            self.deadline = exchange.next_deadline()
+            self.deadline = exchange.next_deadline(monotonic())
             if self.deadline < self._timer_at:
                 self.set_deadline(self.deadline)
             exchange.on_data(data)

@@ -25,6 +25,10 @@ class Reader(Protocol):
         """Take the next piece; True when no more should come until `Exchange.resume`."""
         ...
 
+    def chunks(self, framed: bytes, data: bytes, now: float) -> bool:
+        """Take the next piece `data` as `framed`, whole chunks; `now` is the time. Returns what `piece` does."""
+        ...
+
     def ended(self, exchange: Exchange) -> None:
         """The answer is over: `exchange.error` says whether it is complete."""
         ...
@@ -272,6 +276,14 @@ class Exchange:
         elif self._buffered > HIGH_WATER and self._ready and self._connection is not None:
             self._connection.pause()
 
+    def on_chunks(self, framed: bytes, data: bytes, now: float) -> None:
+        """Take the next piece of the body, `data`, and the chunks it came in."""
+        reader = self._reader
+        if reader is None:
+            self.on_data(data)
+        elif reader.chunks(framed, data, now) and not self.ended and self._connection is not None:
+            self._connection.pause()
+
     def on_end(self, trailers: RawHeaders) -> None:
         """The answer is complete."""
         if self.ended:
@@ -291,9 +303,10 @@ class Exchange:
         self.upgrade_rest = rest
         self._wake_ready()
 
-    def next_deadline(self) -> float:
+    def next_deadline(self, now: float) -> float:
         """Return by when the next piece must come."""
-        return min(monotonic() + self._between_s, self.total_deadline)
+        until = now + self._between_s
+        return until if until < self.total_deadline else self.total_deadline
 
     def upload_deadline(self) -> float:
         """Return by when the upstream must have reacted to what it has been sent of the body."""
