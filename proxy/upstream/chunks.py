@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["whole_chunks"]
+__all__ = ["single_chunk", "whole_chunks"]
+
+
+def single_chunk(data: bytes) -> bytes:
+    """Return what `data` holds if it is one whole chunk in its plainest form, else b""."""
+    digits, _, rest = data.partition(b"\r\n")
+    size = len(rest) - 2
+    return rest[:-2] if size > 0 and digits == b"%x" % size and rest[-2:] == b"\r\n" else b""
 
 
 def whole_chunks(data: bytes, start: int = 0) -> tuple[int, list[bytes]]:

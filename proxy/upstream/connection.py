@@ -11,7 +11,7 @@ import httptools
 
 from proxy.headers import RawHeaders, ResponseFields
 from proxy.repeat import RepeatedHead
-from proxy.upstream.chunks import whole_chunks
+from proxy.upstream.chunks import single_chunk, whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError
 
 if TYPE_CHECKING:
@@ -321,20 +321,19 @@ class Connection(asyncio.Protocol):
 
     def _chunks(self, exchange: Exchange, data: bytes) -> bytes:
         """Pass whole chunks on as they are, past the parser, which stands before a chunk. Returns what is left."""
-        end, pieces = whole_chunks(data)
-        if pieces:
+        body, rest = single_chunk(data), b""
+        if not body:
+            end, pieces = whole_chunks(data)
+            body, data, rest = b"".join(pieces), data[:end], data[end:]
+        if body:
             now = monotonic()
             self.deadline = deadline = exchange.next_deadline(now)
             if deadline < self._timer_at:
                 self.set_deadline(deadline)
-            body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            if end == len(data):
-                exchange.on_chunks(data, body, now)
-                return b""
-            exchange.on_chunks(data[:end], body, now)
-            data = data[end:]
-        self._at_chunk = False
-        return data
+            exchange.on_chunks(data, body, now)
+        if rest:
+            self._at_chunk = False
+        return rest
 
     def _learn(self, exchange: Exchange, data: bytes) -> KnownHead | None:
         """Remember the head of an answer that came whole in one read, `data`."""

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.repeat import RepeatedHead
-from proxy.upstream.chunks import whole_chunks
+from proxy.upstream.chunks import single_chunk, whole_chunks
 
 HEAD = b"POST /v1/x HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nAccept: */*\r\n\r\n"
 
@@ -96,3 +96,14 @@ def test_whole_chunks_are_found_and_what_follows_is_left(pieces: list[bytes], re
 )
 def test_other_chunks_are_for_the_parser(data: bytes) -> None:
     assert whole_chunks(data) == (0, [])
+    assert not single_chunk(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.binary(min_size=1, max_size=300), st.binary(min_size=1, max_size=12))
+def test_a_single_chunk_is_all_there_is(piece: bytes, rest: bytes) -> None:
+    data = b"%x\r\n%b\r\n" % (len(piece), piece)
+    assert single_chunk(data) == piece
+    assert whole_chunks(data) == (len(data), [piece])
+    assert not single_chunk(data + rest)
+    assert not single_chunk(data[:-1])
