@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from enum import StrEnum
+from heapq import heapify, heappop, heappush
 from math import inf
 
 from policies.base import Job, Policy
@@ -11,6 +12,10 @@ from policies.heap import Handle, JobHeap
 from proxy.clock import Clock, Timer
 
 __all__ = ["Drop", "Lane", "WaitQueue", "Waiting"]
+
+
+_KEPT_LATENESS = 64
+"""So many deadlines may be kept of those who left."""
 
 
 class Drop(StrEnum):
@@ -29,7 +34,7 @@ class Drop(StrEnum):
 class Waiting:
     """One request's place in the queue. Subclasses say what happens when it is dropped."""
 
-    __slots__ = ("deadline", "express", "handle", "items", "job", "klass", "lane", "late", "tokens")
+    __slots__ = ("deadline", "express", "handle", "items", "job", "klass", "lane", "tokens")
 
     def __init__(
         self,
@@ -53,7 +58,6 @@ class Waiting:
         """When it gives up waiting (monotonic seconds); inf for never."""
         self.lane: Lane | None = None
         self.handle: Handle[Waiting] | None = None
-        self.late: Handle[Waiting] | None = None
 
     def dropped(self, why: Drop) -> None:
         """It left the queue without being served."""
@@ -104,7 +108,8 @@ class Lane:
 class WaitQueue:
     """Everybody who waits at one pool, in lanes.
 
-    Joining, leaving and being served are O(log n). Lateness costs one timer, for the earliest deadline.
+    Joining, leaving and being served are O(log n). Lateness costs one timer, for the earliest deadline; who left
+    before it is only forgotten when it comes, or when they are many.
     """
 
     __slots__ = (
@@ -117,6 +122,7 @@ class WaitQueue:
         "_max_requests",
         "_on_left",
         "_policy",
+        "_serial",
         "_timer",
         "_timer_at",
         "items",
@@ -140,7 +146,8 @@ class WaitQueue:
         self._lanes: dict[Hashable, Lane] = {}
         self._arrivals: dict[Waiting, None] = {}
         self._by_class: dict[str, int] = {}
-        self._lateness: JobHeap[Waiting] = JobHeap()
+        self._lateness: list[tuple[float, int, Waiting]] = []
+        self._serial = 0
         self._timer: Timer | None = None
         self._timer_at = inf
         self.items = 0
@@ -193,7 +200,8 @@ class WaitQueue:
         self.tokens += waiting.tokens
         self._by_class[waiting.klass] = self._by_class.get(waiting.klass, 0) + 1
         if waiting.deadline < inf:
-            waiting.late = self._lateness.push(waiting.deadline, waiting)
+            self._serial += 1
+            heappush(self._lateness, (waiting.deadline, self._serial, waiting))
             if waiting.deadline < self._timer_at:
                 self._arm(waiting.deadline)
         return lane
@@ -238,13 +246,13 @@ class WaitQueue:
             lane.tokens = 0.0
             del self._lanes[lane.key]
         waiting.lane = waiting.handle = None
-        if waiting.late is not None:
-            self._lateness.remove(waiting.late)
-            waiting.late = None
         del self._arrivals[waiting]
         self.items -= waiting.items
         # A sum of floats must not creep away from zero over days.
         self.tokens = self.tokens - waiting.tokens if self._arrivals else 0.0
+        if len(self._lateness) > _KEPT_LATENESS + 4 * len(self._arrivals):
+            self._lateness[:] = [entry for entry in self._lateness if entry[2].lane is not None]
+            heapify(self._lateness)
         left = self._by_class[waiting.klass] - 1
         if left:
             self._by_class[waiting.klass] = left
@@ -263,8 +271,10 @@ class WaitQueue:
         now = self._clock.now()
         lateness = self._lateness
         while lateness:
-            waiting = lateness.peek()
-            if waiting.deadline > now:
-                self._arm(waiting.deadline)
+            deadline, _, waiting = lateness[0]
+            if waiting.lane is not None and deadline > now:
+                self._arm(deadline)
                 return
-            self.drop(waiting, Drop.EXPIRED)
+            heappop(lateness)
+            if waiting.lane is not None:
+                self.drop(waiting, Drop.EXPIRED)
