@@ -81,11 +81,13 @@ def forecast_gate(model: ConcurrencyModel, cap: int, job: Job, now: float, load:
     if together > cap:
         wait = (together - cap) / model.drain_rate(cap)
         together = cap
-    first = model.first_s(job.prompt_tokens)
+    first = model.first.quantile_s(job.prompt_tokens, model.theta)
     ahead = model.first.ahead_s(now) - wait
     if ahead > 0.0:
         first += ahead
-    output = job.predicted_tokens_p90 if job.predicted_tokens_p90 is not None else job.predicted_tokens
+    output = job.predicted_tokens_p90
+    if output is None:
+        output = job.predicted_tokens
     return Forecast(wait, wait + first, wait + model.service_s(job.prompt_tokens, output, together))
 
 

@@ -37,12 +37,14 @@ class FirstTokenModel:
 
     def dispatched(self, prompt_tokens: int, now: float) -> float:
         """Take note of a prompt sent at `now`; returns the seconds until it should be prefilled."""
-        self._busy_until = max(now, self._busy_until) + self.prompt_token_s * prompt_tokens
+        free_at = self._busy_until if self._busy_until > now else now
+        self._busy_until = free_at + self.prompt_token_s * prompt_tokens
         return self._busy_until - now
 
     def ahead_s(self, now: float) -> float:
         """Return how long the prompts that were sent will still be prefilled, in seconds."""
-        return max(0.0, self._busy_until - now)
+        ahead = self._busy_until - now
+        return ahead if ahead > 0.0 else 0.0
 
     def observe(self, prompt_tokens: int, seconds: float, now: float, expected_s: float = 0.0) -> float:
         """Learn from one streamed request that ended at `now`; `expected_s` is what `dispatched` said.
@@ -77,7 +79,11 @@ class FirstTokenModel:
         Of few samples nothing above their second largest is taken: one jam should not refuse everybody.
         """
         n = len(self._sorted)
-        return self._sorted[min(n - 1, int(min(q, max(0.5, 1.0 - 2.0 / n)) * n))] if n >= 3 else 0.0
+        if n < 3:
+            return 0.0
+        most = max(0.5, 1.0 - 2.0 / n)
+        # Neither reaches 1, so the index never reaches n.
+        return self._sorted[int((q if q < most else most) * n)]
 
     def quantile_s(self, prompt_tokens: int, q: float) -> float:
         """Return the `q`-quantile of the time to first token, in seconds."""

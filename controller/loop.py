@@ -145,7 +145,7 @@ class PoolController:
         self._arrivals += 1
         if not self._admission_on:
             return _UNLIMITED
-        forecast = None if load.idle else self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
+        forecast = self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
         return self._admission.judge(job, now, load, self._slo, forecast, self._upstream.last_service_s)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
 from math import log
 
 __all__ = ["ResidualRing"]
@@ -46,8 +47,12 @@ class ResidualRing:
 
     def quantile(self, q: float) -> float:
         """Return the empirical `q`-quantile; of a narrow prior below eight ratios."""
-        values = self._sorted if len(self._sorted) >= _ENOUGH else _PRIOR
-        return values[min(len(values) - 1, int(q * len(values)))]
+        values: Sequence[float] = self._sorted
+        n = len(values)
+        if n < _ENOUGH:
+            values, n = _PRIOR, len(_PRIOR)
+        index = int(q * n)
+        return values[index if index < n else n - 1]
 
     def spread(self) -> float:
         """Return a robust relative standard deviation: half the distance between the 16 % and 84 % quantiles.

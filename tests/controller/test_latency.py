@@ -69,6 +69,15 @@ def test_a_timeout_is_late_for_every_target() -> None:
     assert (counts["late"], counts["late:e2e"], counts["late:ttft"]) == (1, 1, 1)
 
 
+def test_every_request_is_measured_at_once_however_many_were_and_in_whatever_order() -> None:
+    window = LatencyWindow(window_s=60.0, slices=10)
+    for index in range(300):
+        done = 100.0 + 30.0 * (index % 2)
+        window.add(observation(done=done, service=0.5), SLO())
+        assert window.sketch("service", 130.0).count == index + 1
+    assert window.sketch("service", 130.0).quantile(0.99) == pytest.approx(0.5, rel=0.011)
+
+
 def test_streamed_latencies_are_measured_from_arrival_and_per_token() -> None:
     window = LatencyWindow()
     window.add(observation(2.0, queue=1.0, first=0.5, tokens=16), SLO(ttft_s=1.0))

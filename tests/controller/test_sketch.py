@@ -40,6 +40,16 @@ def test_merging_equals_adding_everything_to_one(left: list[float], right: list[
     assert (one.count, one.minimum, one.maximum) == (both.count, both.minimum, both.maximum)
 
 
+@settings(max_examples=50, deadline=None)
+@given(values=st.lists(st.floats(0.0, 1e4), max_size=100))
+def test_counting_many_at_once_equals_counting_one_by_one(values: list[float]) -> None:
+    one_by_one, at_once = Sketch(), Sketch()
+    for value in values:
+        one_by_one.add(value)
+    at_once.extend(values)
+    assert at_once.as_dict() == one_by_one.as_dict()
+
+
 def test_a_sketch_survives_json() -> None:
     sketch = Sketch()
     for value in (0.0, 0.5, 2.0):

@@ -162,6 +162,18 @@ class TestTails:
         data = orjson.dumps({"text": '"usage": {"prompt_tokens": 9}, "finish_reason": "stop"'})
         assert read_usage(data) == Usage()
 
+    @pytest.mark.parametrize("words", [1, 5000])
+    @pytest.mark.parametrize("details", [None, {"cached_tokens": 3}])
+    def test_small_and_large_answers_are_read_alike(self, words: int, details: dict[str, int] | None) -> None:
+        choice = {"message": {"content": "word } " * words}, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 4, "completion_tokens": words, "prompt_tokens_details": details}
+        data = orjson.dumps({"choices": [choice], "usage": usage, "service_tier": None})
+        assert read_usage(data) == Usage(4, words, "stop")
+
+    def test_a_small_answer_that_does_not_parse_is_searched_all_the_same(self) -> None:
+        data = b'NaN],"finish_reason":"length"}],"usage":{"prompt_tokens":4,"completion_tokens":2}}'
+        assert read_usage(data) == Usage(4, 2, "length")
+
     def test_what_is_cut_off_or_odd_is_passed_over(self) -> None:
         assert last_object(b'"usage":{"a":"}"', b"usage") is None
         assert last_object(b'{"usage":{"a":1},"usage":null}', b"usage") == {"a": 1}
