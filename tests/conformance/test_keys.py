@@ -1,7 +1,5 @@
 """API keys over real sockets: who is let in, as whom, how often, and what the upstream gets to see of it (T28)."""
 
-
-
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
