@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -130,6 +131,8 @@ async def stream(running: Stack, prompt: str, max_tokens: int, *, hang_up_after:
         "temperature": 0,
         "ignore_eos": True,
         "stream": True,
+        # Nobody profits from a prefix that an earlier stream has computed.
+        "cache_salt": uuid.uuid4().hex,
     }
     begin = time.perf_counter()
     tail = b""

@@ -148,7 +148,7 @@ class WindowRange(_Range):
         default_factory=lambda seen: max(seen["min"], min(seen["max"], _START_WINDOW_MS)),
         ge=0.0,
         le=60_000.0,
-        description=f"Value at start; {_START_WINDOW_MS:g} brought into min..max when not given.",
+        description=f"Value at start; when not given, min in a gate pool, else {_START_WINDOW_MS:g} within min..max.",
     )
 
 
