@@ -8,7 +8,7 @@ capacity, lengthens the queue and spirals down, so the batch size only ever answ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from controller.load import Load
@@ -93,10 +93,13 @@ def weigh(
     last_done: float | None = None,
     least_batch: float = 0.0,
     guard: float = 0.9,
+    by_class: Mapping[str, tuple[Budget, ...]] | None = None,
 ) -> Evidence:
     """Count `samples` (and calls in flight that were dispatched after `since`) against the budgets.
 
     `longest_s` is the longest service time that is known to be usual, `last_done` when anything came back last.
+
+    `by_class` holds the budgets of classes that have a promise of their own; their samples are judged by it.
 
     A sample in time counts only when its batch was at least `least_batch`: a small batch in time says nothing about
     a large one. A request that its caller gave up counts only when it was late already.
@@ -107,17 +110,18 @@ def weigh(
     ratios: list[float] = []
     tightest = ("", 0.0)
     growing = 0.0
-    loads = tuple(budget for budget in limits if budget.metric != "first")
+    loads = _growing(limits)
     overdue = late = close = 0
     for sample in samples:
-        ratio, latency = _ratio(sample, limits)
+        own = by_class.get(sample.klass, limits) if by_class else limits
+        ratio, latency = _ratio(sample, own)
         if ratio is None or (ratio <= 1.0 and (not sample.served or sample.batch < least_batch)):
             continue
         if ratio > tightest[1]:
             tightest = (latency, ratio)
         ratios.append(ratio)
         if loads:
-            growing = max(growing, _ratio(sample, loads)[0] or 0.0)
+            growing = max(growing, _ratio(sample, loads if own is limits else _growing(own))[0] or 0.0)
         late += ratio > 1.0
         close += ratio > guard
     stalled = _stall_s(limits, now, longest_s, last_done)
@@ -142,6 +146,11 @@ def weigh(
     )
 
 
+def _growing(limits: tuple[Budget, ...]) -> tuple[Budget, ...]:
+    """Return the budgets of times that grow with the load."""
+    return tuple(budget for budget in limits if budget.metric != "first")
+
+
 def _without_short(samples: Iterable[Sample], limits: tuple[Budget, ...]) -> Iterable[Sample]:
     """Leave out answers of a few tokens where only pace is promised, unless most are like that.
 
@@ -156,6 +165,8 @@ def _without_short(samples: Iterable[Sample], limits: tuple[Budget, ...]) -> Ite
 
 def _ratio(sample: Sample, limits: tuple[Budget, ...]) -> tuple[float | None, str]:
     """Return the largest ratio of measured time to budget, and whose; None when nothing applies."""
+    if not limits:
+        return None, ""
     if sample.timeout:
         return _TIMEOUT_RATIO, limits[0].latency
     worst: float | None = None

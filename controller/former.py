@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
+from math import ceil
 
 from controller.verdict import Choice
 
-__all__ = ["batch_sizes", "first_come", "form_batch", "moore_hodgson"]
+__all__ = ["batch_sizes", "first_come", "form_batch", "form_mixed", "moore_hodgson"]
 
 _NEVER = float("inf")
 
@@ -109,20 +110,57 @@ def first_come(
     return Choice(taken, tuple(shed))
 
 
-def moore_hodgson(deadlines: Sequence[float], costs: Sequence[float], now: float) -> tuple[int, ...]:
+def form_mixed(
+    deadlines: Sequence[float],
+    plain: Choice,
+    now: float,
+    quantile: Callable[[int], float],
+    backlog_s: float = 0.0,
+) -> Choice:
+    """Return `plain`, or a better batch of its size where the order of service would make somebody late.
+
+    With one promise for all, first come is first due, and `plain` (from `form_batch`) is returned as it is. With
+    several, somebody with much time may stand before somebody with little. The order is kept while nobody is late by
+    it, batch after batch. Otherwise those go who make the fewest late (`moore_hodgson`), soonest due first; the
+    others keep their places, and are shed only when nothing helps any more.
+    """
+    size = plain.take
+    shed = set(plain.shed)
+    waiting = [index for index in range(len(deadlines)) if index not in shed]
+    if size <= 0 or len(waiting) <= size:
+        return plain
+    start, each = now + backlog_s, quantile(size)
+    if all(deadlines[index] >= start + (1 + rank // size) * each for rank, index in enumerate(waiting)):
+        return plain
+    due = [deadlines[index] for index in waiting]
+    lost = set(moore_hodgson(due, [each / size] * len(waiting), start, step_s=each))
+    kept = [index for rank, index in enumerate(waiting) if rank not in lost]
+    going = sorted(sorted(kept, key=deadlines.__getitem__)[:size])
+    if not going or going == waiting[: len(going)]:
+        return plain
+    chosen = set(going)
+    return Choice(len(going), plain.shed, tuple(index for index in waiting if index not in chosen))
+
+
+def moore_hodgson(
+    deadlines: Sequence[float], costs: Sequence[float], now: float, *, step_s: float = 0.0
+) -> tuple[int, ...]:
     """Return the indices to drop so that the fewest requests are late on one server (Moore 1968).
 
     Serve by deadline; whenever one would finish late, drop the costliest so far. Optimal for the number late;
-    O(n log n). `costs` are seconds of the server each, so divide by the number of slots for several.
+    O(n log n). `costs` are seconds of the server each, so divide by the number of slots for several. Where work ends
+    in batches, `step_s` is how long one takes, and everything in it ends with it.
     """
     heap: list[tuple[float, int, int]] = []
     tie = count()
-    finish = now
+    finish = 0.0
     dropped: list[int] = []
     for index in sorted(range(len(deadlines)), key=deadlines.__getitem__):
-        heappush(heap, (-costs[index], next(tie), index))
+        # Of equals the last one is dropped, who has most time to be served after all.
+        heappush(heap, (-costs[index], -next(tie), index))
         finish += costs[index]
-        if finish > deadlines[index]:
+        ends = finish if step_s <= 0.0 else ceil(finish / step_s - 1e-9) * step_s
+        if now + ends > deadlines[index]:
             cost, _, worst = heappop(heap)
             finish += cost
             dropped.append(worst)

@@ -11,6 +11,7 @@ from controller.evidence import Budget
 from controller.load import Load
 from controller.memory_limit import MemoryLimit
 from controller.observation import Observation
+from controller.promises import Promises
 from controller.slo import SLO
 from controller.upstream import job_deadline
 from controller.verdict import Choice
@@ -108,10 +109,10 @@ class GateUpstream:
         return cap if self._fits is None else max(1, min(cap, round(self._fits)))
 
     def choose(
-        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, form: bool, shed: bool
     ) -> Choice:
         """Fill the free places from the head of the order."""
-        choice = self._by_order(jobs, cap, now, load, slo, shed=shed)
+        choice = self._by_order(jobs, cap, now, load, promises, shed=shed)
         return self._by_memory(jobs, choice, now, load, form=form)
 
     def _by_memory(self, jobs: Sequence[Job], choice: Choice, now: float, load: Load, *, form: bool) -> Choice:
@@ -120,14 +121,10 @@ class GateUpstream:
             return choice
         self._enforced = form
         limit = self.memory.limit_tokens if form else None
-        dropped = choice.shed and set(choice.shed)
         total = load.inflight_tokens
         taken = 0
-        for index, job in enumerate(jobs):
-            if taken == choice.take:
-                break
-            if dropped and index in dropped:
-                continue
+        for index in choice.sent(len(jobs)):
+            job = jobs[index]
             total += job.prompt_tokens + (job.predicted_tokens or self.model.mean_output_tokens)
             if limit is not None and total > limit and (taken or load.inflight):
                 self._memory_bound = True
@@ -137,9 +134,11 @@ class GateUpstream:
             taken += 1
             expected = self.model.first.dispatched(job.prompt_tokens, now)
             self._sent[now] = (total if load.inflight_tokens else 0.0, expected)
-        return choice if taken == choice.take else Choice(taken, choice.shed)
+        return choice if taken == choice.take else choice._replace(take=taken)
 
-    def _by_order(self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, shed: bool) -> Choice:
+    def _by_order(
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, shed: bool
+    ) -> Choice:
         free = cap - load.inflight
         if free <= 0 or not jobs:
             return Choice(0, ())
@@ -151,7 +150,7 @@ class GateUpstream:
         for index, job in enumerate(jobs):
             if taken == free:
                 break
-            if self._hopeless(job, now, slo, load.inflight + taken + 1):
+            if self._hopeless(job, now, promises.of(job.klass), load.inflight + taken + 1):
                 dropped.append(index)
             else:
                 taken += 1

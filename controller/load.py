@@ -34,6 +34,8 @@ class Load:
     """Batch sizes of the same calls, parallel to `running`."""
     slots: int = 1
     """How many upstream calls may be in flight at once (merge: upstreams times depth)."""
+    inflight_express: int = 0
+    """gate: how many of the sequences in flight are of express classes."""
     app_limited: bool = False
     """Since the last tick the setpoints never held work back, so a clean record says nothing about more."""
 

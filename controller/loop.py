@@ -15,8 +15,10 @@ from typing import Any, Literal
 
 from controller.admission import Admission
 from controller.decision import Decision, DecisionLog
-from controller.evidence import Mode, budgets
+from controller.error_budget import ErrorBudget
+from controller.evidence import Budget, Mode
 from controller.experiment import Arm, Switchback
+from controller.express import ExpressLane
 from controller.follow_up import FollowUp
 from controller.gate_upstream import GateUpstream
 from controller.knobs import KNOBS, check_knob, direction, named, slo_dict
@@ -25,6 +27,7 @@ from controller.laws import Advice, Law, View, make_law
 from controller.load import Load
 from controller.merge_upstream import MergeUpstream
 from controller.observation import Observation, Result
+from controller.promises import Promises
 from controller.samples import GenerationSamples, Sample
 from controller.setpoints import Bounds, Setpoints
 from controller.sketch import Sketch
@@ -38,6 +41,7 @@ __all__ = ["Choice", "Load", "PoolController", "Verdict"]
 RETARGET_S = 10.0
 """For so long after a changed target it is judged on what was already seen."""
 _KEPT = 4096
+_ACTIVE_S = 60.0
 _NO_LIMITS = "No latency is promised that a batch size could break, so the law holds."
 _UNLIMITED = Verdict(True, "no_admission", None, 0.0)
 
@@ -47,7 +51,9 @@ class PoolController:
 
     `law_options` go to the law, except for two that every law shares: `admission` (default True; False switches
     off refusing and shedding by prediction) and `late_target` (default 0.01; the late share among the admitted that
-    predictions are corrected towards). `wall` stamps decisions for people and decides nothing.
+    predictions are corrected towards). `class_slos` are the promises of classes that have their own; `express_share`
+    is where the express lane's share starts (`controller.express`). `wall` stamps decisions for people and decides
+    nothing.
     """
 
     def __init__(
@@ -60,6 +66,8 @@ class PoolController:
         law: str = "aimd",
         law_options: Mapping[str, Any] | None = None,
         mode: Mode = "merge",
+        class_slos: Mapping[str, SLO] | None = None,
+        express_share: float = 0.5,
         now: float,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -68,7 +76,12 @@ class PoolController:
         self.bounds = bounds
         self.decisions = DecisionLog(wall=wall)
         self.frozen = False
-        self._slo = slo
+        self._promises = Promises(slo, class_slos)
+        self.express = ExpressLane(express_share)
+        self._budgets: dict[str, ErrorBudget] = {}
+        self._whole = ErrorBudget(now)
+        self._active: dict[str, float] = {}
+        self._started = now
         self._setpoints = setpoints
         self._pins: dict[str, float] = {}
         self._law, self._admission_on, late_target = _build_law(law, law_options)
@@ -81,7 +94,9 @@ class PoolController:
         self._kept: deque[Observation] = deque(maxlen=_KEPT)
         self._gaps = Sketch()
         self._samples = GenerationSamples(setpoints.generation, now)
-        self._limits = budgets(slo, mode, self._law.e2e_share)
+        self._limits: tuple[Budget, ...] = ()
+        self._class_limits: dict[str, tuple[Budget, ...]] = {}
+        self._budget()
         self._follow_up = FollowUp(self.decisions)
         self._retarget: Literal["", "tightened", "loosened"] = ""
         self._retarget_at = now - RETARGET_S
@@ -101,7 +116,16 @@ class PoolController:
     @property
     def slo(self) -> SLO:
         """The promise in force."""
-        return self._slo
+        return self._promises.pool
+
+    @property
+    def class_slos(self) -> Mapping[str, SLO]:
+        """The promises of classes that have one of their own."""
+        return self._promises.by_class
+
+    def slo_of(self, klass: str) -> SLO:
+        """Return what is promised to requests of `klass`."""
+        return self._promises.of(klass)
 
     @property
     def law_name(self) -> str:
@@ -122,7 +146,10 @@ class PoolController:
 
     def observe(self, obs: Observation) -> None:
         """Take in one finished request."""
-        missed = self._window.add(obs, self._slo)
+        klass = obs.klass
+        missed = self._window.add(obs, self._promises.of(klass))
+        if obs.result is Result.OK or obs.result is Result.TIMEOUT:
+            self._account(klass, obs, bool(missed))
         self._kept.append(obs)
         sample = Sample.of(obs)
         if sample is None:
@@ -143,10 +170,13 @@ class PoolController:
     def admit(self, job: Job, now: float, load: Load) -> Verdict:
         """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then."""
         self._arrivals += 1
+        if job.express:
+            self.express.arrived(job)
         if not self._admission_on:
             return _UNLIMITED
         forecast = self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
-        return self._admission.judge(job, now, load, self._slo, forecast, self._upstream.last_service_s)
+        slo = self._promises.of(job.klass)
+        return self._admission.judge(job, now, load, slo, forecast, self._upstream.last_service_s)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
         """Say how many of the ordered `candidates` to send now, and which to shed.
@@ -157,15 +187,13 @@ class PoolController:
         cap = self._setpoints.max_batch_size
         if load.queued > cap and self.mode == "merge":
             self._cap_bound = True
-        return self._upstream.choose(
-            candidates,
-            cap,
-            now,
-            load,
-            self._slo,
-            form=self._law.forms_batches,
-            shed=self._admission_on,
+        promises, law = self._promises, self._law
+        choice = self._upstream.choose(
+            candidates, cap, now, load, promises, form=law.forms_batches, shed=self._admission_on
         )
+        if self.express.known:
+            return self.express.bound(choice, candidates, cap, load, whole_batches=self.mode == "merge")
+        return choice
 
     def window_s(self, now: float, load: Load) -> float:
         """Return for how long after its arrival the first waiting item may be held for company, in seconds.
@@ -178,11 +206,12 @@ class PoolController:
             return 0.0
         if self._arrival_rate is not None and self._arrival_rate * window < 1.0:
             return 0.0
-        if self._slo.e2e_s is None:
+        target = self.slo.e2e_s
+        if target is None:
             return window
         ratio = self._upstream.predicted_ratio(load.queued + 1, self._limits)
         service = 0.0 if ratio is None else ratio * self._limits[0].limit_s
-        return max(0.0, min(window, self._slo.e2e_s - service))
+        return max(0.0, min(window, target - service))
 
     def retry_after_s(self, now: float, load: Load) -> float:
         """Return when a refused caller should try again: the predicted drain, within 1..60 s."""
@@ -199,6 +228,8 @@ class PoolController:
         if self._cap_bound and load.app_limited:
             load = replace(load, app_limited=False)
         self._cap_bound = False
+        if self._promises.by_class:
+            self._budget(now)
         view = self._view(now, load)
         evidence = view.evidence()
         self._follow_up.tick(now, evidence, self._setpoints.max_batch_size)
@@ -208,6 +239,10 @@ class PoolController:
         if not self._limits and not self._told_no_limits:
             self._told_no_limits = True
             return self._note(now, "controller", "hold", self._knobs(), self._knobs(), _NO_LIMITS)
+        shifted = None if self.frozen else self.express.tick(now, 1.0 - self.slo.quantile)
+        if shifted is not None:
+            before, after = {"express_share": shifted.old}, {"express_share": shifted.new}
+            return self._note(now, "controller", shifted.rule, before, after, shifted.text, shifted.seen)
         advice = None if self.frozen else self._law.tick(view)
         if advice is None:
             return None
@@ -223,18 +258,20 @@ class PoolController:
 
     # What an operator changes.
 
-    def set_slo(self, slo: SLO, now: float, actor: str) -> Decision:
-        """Change the promise. What was already seen is judged against it from the next tick on."""
-        old, self._slo = self._slo, slo
+    def set_slo(self, slo: SLO, now: float, actor: str, klass: str | None = None) -> Decision:
+        """Change the promise, or one class's. What was already seen is judged against it from the next tick on."""
+        old = self._promises.pool if klass is None else self._promises.of(klass)
+        self._promises = self._promises.replaced(klass, slo)
         self._retarget = direction(old, slo)
         self._retarget_at = now
-        self._limits = budgets(slo, self.mode, self._law.e2e_share)
+        self._budget(now)
         self._told_no_limits = False
         self._window = LatencyWindow()
         for obs in self._kept:
             if now - obs.done <= self._window.window_s:
-                self._window.add(obs, slo)
-        text = f"{actor} {self._retarget or 'restated'} the target."
+                self._window.add(obs, self._promises.of(obs.klass))
+        whose = "the target" if klass is None else f"the target of class {klass}"
+        text = f"{actor} {self._retarget or 'restated'} {whose}."
         decision = self._note(now, actor, "admin.slo", slo_dict(old), slo_dict(slo), text)
         self._follow_up.watch(
             decision.id, now, self._view(now, Load()).evidence(), self._setpoints.max_batch_size, "movement"
@@ -332,7 +369,13 @@ class PoolController:
             "shadow": None if self._shadow is None else self._shadow.name,
             "experiment": None if self._experiment is None else self._experiment.as_dict(),
             "frozen": self.frozen,
-            "slo": slo_dict(self._slo),
+            "slo": slo_dict(self.slo),
+            "classes": {
+                klass: {"slo": slo_dict(slo := self.slo_of(klass)), "error_budget": spent.as_dict(now, slo.quantile)}
+                for klass, spent in sorted(self._budgets.items())
+            },
+            "error_budget": self._whole.as_dict(now, self.slo.quantile),
+            "express": self.express.as_dict(),
             "setpoints": self._knobs(),
             "bounds": {
                 "max_batch_size": [self.bounds.min_batch_size, self.bounds.max_batch_size],
@@ -342,7 +385,7 @@ class PoolController:
             "window_s": self._window.window_s,
             "quantiles": self._window.quantiles(now),
             "counts": {result.value: counts[result.value] for result in Result} | {"late": counts["late"]},
-            "attainment": attainment(self._slo, counts),
+            "attainment": attainment(self.slo, counts),
             "arrival_rate": self.arrival_rate,
             "generation_samples": len(self._samples.current),
             "model": self._upstream.as_dict(),
@@ -354,7 +397,7 @@ class PoolController:
         return View(
             now=now,
             mode=self.mode,
-            slo=self._slo,
+            slo=self.slo,
             limits=self._limits,
             setpoints=self._setpoints,
             bounds=self.bounds,
@@ -364,7 +407,26 @@ class PoolController:
             retarget=self._retarget,
             retarget_at=self._retarget_at,
             arrival_rate=self.arrival_rate,
+            class_limits=self._class_limits,
         )
+
+    def _account(self, klass: str, obs: Observation, late: bool) -> None:
+        """Count an admitted request against its class's error budget and the lane it took."""
+        spent = self._budgets.get(klass)
+        if spent is None:
+            spent = self._budgets[klass] = ErrorBudget(self._started)
+        spent.add(obs.done, late)
+        self._whole.add(obs.done, late)
+        self.express.observe(klass, obs.dispatched, late)
+        if self._promises.by_class:
+            self._active[klass] = obs.done
+
+    def _budget(self, now: float | None = None) -> None:
+        """Work out what the promises leave to the upstream, of classes that had traffic in the last minute."""
+        share = self._law.e2e_share
+        active = [klass for klass, at in self._active.items() if now is not None and now - at < _ACTIVE_S]
+        self._limits = self._promises.limits(self.mode, share, active)
+        self._class_limits = self._promises.class_budgets(self.mode, share)
 
     def _measure_arrivals(self, now: float) -> None:
         elapsed = now - self._last_tick
@@ -377,7 +439,7 @@ class PoolController:
     def _use(self, law: Law, admission: bool, late_target: float) -> None:
         self._law, self._admission_on = law, admission
         self._upstream.late_target(late_target)
-        self._limits = budgets(self._slo, self.mode, law.e2e_share)
+        self._budget()
 
     def _take_turns(self, trial: Switchback, now: float) -> Decision:
         """Begin the next block of an experiment, or end it."""

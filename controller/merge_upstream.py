@@ -9,11 +9,11 @@ from typing import Any
 from controller.admission import Forecast, backlog_s, forecast_merge
 from controller.batch_model import BatchModel
 from controller.evidence import Budget
-from controller.former import first_come, form_batch
+from controller.former import first_come, form_batch, form_mixed
 from controller.load import Load
 from controller.observation import Observation
-from controller.slo import SLO
-from controller.upstream import job_deadline
+from controller.promises import Promises
+from controller.upstream import job_deadlines
 from controller.verdict import Choice
 from policies.base import Job
 
@@ -92,20 +92,38 @@ class MergeUpstream:
         return forecast_merge(self.model, cap, now, load, self._servers(now, load))
 
     def choose(
-        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, form: bool, shed: bool
     ) -> Choice:
-        """Form the next batch."""
+        """Form the next batch; the size is in items, the choice in jobs."""
+        deadlines, mixed = job_deadlines(jobs, promises)
+        # Sizes are in items; most requests are one.
+        if all(job.items == 1 for job in jobs):
+            return self._form(deadlines, cap, now, load, promises, form=form, shed=shed, mixed=mixed)
+        owner = [index for index, job in enumerate(jobs) for _ in range(job.items)]
+        choice = self._form(
+            [deadlines[index] for index in owner], cap, now, load, promises, form=form, shed=shed, mixed=mixed
+        )
+        return _in_jobs(choice, owner, len(jobs))
+
+    def _form(
+        self,
+        deadlines: Sequence[float],
+        cap: int,
+        now: float,
+        load: Load,
+        promises: Promises,
+        *,
+        form: bool,
+        shed: bool,
+        mixed: bool,
+    ) -> Choice:
         model = self.model
-        span = slo.e2e_s
-        if span is None:
-            deadlines = [job.deadline if job.deadline is not None else float("inf") for job in jobs]
-        else:
-            deadlines = [job_deadline(job, span) for job in jobs]
         if not shed or model.samples < 3:
             return first_come(deadlines, cap, now, None)
         servers = self._servers(now, load)
         backlog = backlog_s(model, now, load, servers)
         # An estimate that condemns even a newcomer to an idle upstream can only be corrected by trying.
+        span = promises.pool.e2e_s
         probe = not load.inflight_calls and span is not None and model.quantile_s(1) >= 0.98 * span
         if not form:
             return first_come(deadlines, cap, now, model.quantile_s, backlog, probe=probe)
@@ -114,7 +132,8 @@ class MergeUpstream:
             return Choice(0, ())
         spare = load.inflight_calls + 1 < servers
         choice = form_batch(deadlines, cap, now, model.predict, model.quantile_s, backlog, spare=spare, probe=probe)
-        return self._dithered(choice, deadlines, cap, now + backlog)
+        choice = self._dithered(choice, deadlines, cap, now + backlog)
+        return form_mixed(deadlines, choice, now, model.quantile_s, backlog) if mixed else choice
 
     def _dithered(self, choice: Choice, deadlines: Sequence[float], cap: int, start: float) -> Choice:
         """Add one to a batch of the size that all of the last dozen had, if it is likely to be in time.
@@ -171,3 +190,25 @@ class MergeUpstream:
             return 1
         active = sum(now - done < _FORGET_UPSTREAM_S for done in self._last_done.values())
         return max(1, min(load.slots, active))
+
+
+def _in_jobs(choice: Choice, owner: Sequence[int], count: int) -> Choice:
+    """Translate a choice of items into one of whole jobs; `owner` says whose each item is.
+
+    Those whose items were chosen go first, then whoever fits what is left of the chosen size; the first always may.
+    A job is shed when any of its items is, for they share a deadline.
+    """
+    sizes = [0] * count
+    for index in owner:
+        sizes[index] += 1
+    shed = sorted({owner[item] for item in choice.shed})
+    dropped = set(shed)
+    going: dict[int, None] = {}
+    used = 0
+    for index in dict.fromkeys([*[owner[item] for item in choice.sent(len(owner))], *owner]):
+        if index not in going and index not in dropped and (not going or used + sizes[index] <= choice.take):
+            going[index] = None
+            used += sizes[index]
+    last = max(going, default=-1)
+    passed = tuple(index for index in range(last) if index not in going and index not in dropped)
+    return Choice(len(going), tuple(shed), passed)

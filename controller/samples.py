@@ -31,6 +31,7 @@ class Sample(NamedTuple):
     timeout: bool
     tokens: int = 0
     """Output tokens; 0 when unknown."""
+    klass: str = "default"
 
     @classmethod
     def of(cls, obs: Observation) -> Sample | None:
@@ -55,6 +56,7 @@ class Sample(NamedTuple):
             result is not Result.CANCELLED,
             result is Result.TIMEOUT,
             obs.output_tokens,
+            obs.klass,
         )
 
 

@@ -9,11 +9,14 @@ from controller.admission import Forecast
 from controller.evidence import Budget
 from controller.load import Load
 from controller.observation import Observation
-from controller.slo import SLO
+from controller.promises import Promises
 from controller.verdict import Choice
 from policies.base import Job
 
-__all__ = ["Upstream", "job_deadline"]
+__all__ = ["Upstream", "job_deadline", "job_deadlines"]
+
+_NEVER = float("inf")
+_ALIKE_S = 1e-3
 
 
 class Upstream(Protocol):
@@ -28,7 +31,7 @@ class Upstream(Protocol):
         ...
 
     def choose(
-        self, jobs: Sequence[Job], cap: int, now: float, load: Load, slo: SLO, *, form: bool, shed: bool
+        self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, form: bool, shed: bool
     ) -> Choice:
         """Choose the next dispatch; `form` by deadline or first come, `shed` what can no longer make it."""
         ...
@@ -67,3 +70,19 @@ def job_deadline(job: Job, span: float | None) -> float:
     """Return when a job's answer is late: `span` after its arrival or its own deadline; infinite without either."""
     deadline = float("inf") if span is None else job.arrival + span
     return deadline if job.deadline is None or deadline < job.deadline else job.deadline
+
+
+def job_deadlines(jobs: Sequence[Job], promises: Promises) -> tuple[list[float], bool]:
+    """Return when each job's answer is late, and whether they have different times to wait from their arrival on."""
+    span = promises.pool.e2e_s
+    if promises.by_class:
+        deadlines = [job_deadline(job, promises.of(job.klass).e2e_s) for job in jobs]
+    elif span is None:
+        deadlines = [_NEVER if job.deadline is None else job.deadline for job in jobs]
+    else:
+        deadlines = [job_deadline(job, span) for job in jobs]
+    if not jobs:
+        return deadlines, False
+    spans = [deadline - job.arrival for deadline, job in zip(deadlines, jobs, strict=True)]
+    least, most = min(spans), max(spans)
+    return deadlines, most - least > _ALIKE_S and least < _NEVER

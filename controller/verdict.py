@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 __all__ = ["Choice", "Verdict"]
@@ -23,6 +24,15 @@ class Choice(NamedTuple):
     """What to do with the ordered head of the queue at a dispatch opportunity."""
 
     take: int
-    """How many of the candidates that are not shed to send now, from the head."""
+    """How many of the candidates that are neither shed nor passed to send now, from the head."""
     shed: tuple[int, ...]
     """Indices of candidates that can no longer make their deadline."""
+    passed: tuple[int, ...] = ()
+    """Indices of candidates that go on waiting although some behind them go now."""
+
+    def sent(self, count: int) -> Sequence[int]:
+        """Return the indices of the candidates, `count` in all, that go now, in order."""
+        if not self.shed and not self.passed:
+            return range(min(self.take, count))
+        out = {*self.shed, *self.passed}
+        return [index for index in range(count) if index not in out][: max(0, self.take)]

@@ -32,6 +32,12 @@ class Job:
     """When the answer is worthless, as a point on the same clock."""
     max_tokens: int | None = None
     """The caller's own bound on the output length."""
+    klass: str = "default"
+    """The request's priority class, by name."""
+    items: int = 1
+    """How many items of an upstream call it takes up; 1 for a sequence."""
+    express: bool = False
+    """Whether its class takes the express lane."""
 
 
 @runtime_checkable

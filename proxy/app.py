@@ -257,6 +257,12 @@ class Proxy:
         wanted, now, actor = pool.config, self.clock.now(), "admin:reload"
         if before.slo != wanted.slo:
             self._note(pool.controller.set_slo(wanted.to_slo(), now, actor))
+        promised = wanted.to_class_slos()
+        if before.to_class_slos() != promised:
+            for klass in wanted.classes:
+                slo = promised.get(klass, pool.controller.slo)
+                if pool.controller.slo_of(klass) != slo:
+                    self._note(pool.controller.set_slo(slo, now, actor, klass))
         if (before.law, before.law_options) != (wanted.law, wanted.law_options):
             self._note(pool.controller.set_law(wanted.law, wanted.law_options, now, actor))
         pool.knobs_changed()

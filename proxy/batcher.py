@@ -31,6 +31,10 @@ GATE: Hashable = ("gate",)
 _WINDOW_SHARE = 0.5
 """The window may use up at most this share of a request's time to its deadline."""
 EPSILON_S = 1e-6
+_MORE = 4
+"""So many more than there are free places are shown to the controller: some may be hopeless."""
+_FURTHER = 64
+"""And so many where express requests stand among others, lest a row of them hide who is next of the others."""
 
 
 class ClosedBy(StrEnum):
@@ -204,23 +208,23 @@ class GateBatcher:
 
     def _send(self, lane: Lane, free: int, closed_by: ClosedBy, now: float, load: Load) -> bool:
         """Let the head of the lane through. Returns whether to look again."""
-        candidates = list(lane.first(free))
+        mixed = 0 < lane.express < len(lane)
+        candidates = list(lane.first(free + (_FURTHER if mixed else _MORE)))
         choice = self._controller.choose([waiting.job for waiting in candidates], now, load)
+        going = [candidates[index] for index in choice.sent(len(candidates))[:free]]
         for index in choice.shed:
             self._queue.drop(candidates[index], Drop.SHED)
-        kept = [w for i, w in enumerate(candidates) if i not in choice.shed] if choice.shed else candidates
-        take = min(choice.take, len(kept))
-        if take <= 0 and self.inflight == 0 and not choice.shed:
+        if not going and self.inflight == 0 and not choice.shed:
             # With nothing in flight no event would ever come back to those who wait.
-            take = 1
-        for waiting in kept[:take]:
+            going = candidates[:1]
+        for waiting in going:
             if waiting.lane is not None:
                 self._queue.serve(waiting)
                 self.inflight += 1
                 self._grant(waiting, closed_by)
-        if take < len(kept):
+        if len(going) + len(choice.shed) < len(candidates):
             self.held_back = True
-        return take > 0 or bool(choice.shed)
+        return bool(going or choice.shed)
 
 
 def when_due(lane: Lane, window: float) -> tuple[float, ClosedBy]:

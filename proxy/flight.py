@@ -122,7 +122,7 @@ class Flight(Answering):
         if span is None:
             span = rules.deadline_s
             if span is None:
-                span = pool.controller.slo.deadline_s
+                span = pool.controller.slo_of(ticket.klass).deadline_s
         arrival = ticket.arrival
         prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
         tokens, p50, p90 = float(prompt_tokens), None, None
@@ -149,7 +149,19 @@ class Flight(Answering):
             if deadline < give_up:
                 give_up = deadline
         ticket.job = job = Job(
-            ticket.id, arrival, rules.slack_s, ticket.tenant, weight, prompt_tokens, p50, p90, deadline, max_tokens
+            ticket.id,
+            arrival,
+            rules.slack_s,
+            ticket.tenant,
+            weight,
+            prompt_tokens,
+            p50,
+            p90,
+            deadline,
+            max_tokens,
+            ticket.klass,
+            1 if call is None else call.items,
+            rules.express,
         )
         return job, tokens, give_up
 

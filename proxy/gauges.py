@@ -40,6 +40,16 @@ _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "latency_quantile_lower_seconds": ("Lower end of its 95% interval.", ("pool", "latency", "q")),
     "latency_quantile_upper_seconds": ("Upper end of its 95% interval.", ("pool", "latency", "q")),
     "latency_samples": ("Requests behind the live quantiles.", ("pool", "latency")),
+    "slo_error_budget_remaining_ratio": (
+        "Part of the last 24 hours' allowed late requests that is left; negative when overspent.",
+        ("pool", "class"),
+    ),
+    "slo_error_budget_burn_ratio": (
+        "Late share over the allowed share; 1 uses up exactly the budget.",
+        ("pool", "class", "window"),
+    ),
+    "slo_error_budget_covered_seconds": ("For how long the budget has been counted, at most a day.", ("pool",)),
+    "express_share_ratio": ("Most that express classes get while others wait.", ("pool",)),
     "upstream_healthy": ("1 while it may be asked.", ("pool", "upstream")),
     "upstream_state": ("1 for the state it is in.", ("pool", "upstream", "state")),
     "upstream_inflight": ("Calls under way there.", ("pool", "upstream")),
@@ -139,12 +149,23 @@ def _live(put: _Put, pool: str, snapshot: Mapping[str, Any]) -> None:
                 put("latency_quantile_seconds", _seconds(found["value_ms"]), pool, latency, label)
                 put("latency_quantile_lower_seconds", _seconds(found["low_ms"]), pool, latency, label)
                 put("latency_quantile_upper_seconds", _seconds(found["high_ms"]), pool, latency, label)
+    _budgets(put, pool, snapshot)
     attainment = snapshot.get("attainment", {})
     for latency in LATENCIES:
         verdict = attainment.get(latency, {}).get("verdict")
         if verdict is not None:
             for known in VERDICTS:
                 put("slo_verdict", verdict == known, pool, latency, known)
+
+
+def _budgets(put: _Put, pool: str, snapshot: Mapping[str, Any]) -> None:
+    put("slo_error_budget_covered_seconds", snapshot["error_budget"]["covered_s"], pool)
+    put("express_share_ratio", snapshot["express"]["share"], pool)
+    for klass, shown in snapshot["classes"].items():
+        spent = shown["error_budget"]
+        put("slo_error_budget_remaining_ratio", spent["remaining"], pool, klass)
+        for window, row in spent["windows"].items():
+            put("slo_error_budget_burn_ratio", row["burn_rate"], pool, klass, window)
 
 
 def _seconds(value_ms: float | None) -> float | None:

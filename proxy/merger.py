@@ -15,6 +15,7 @@ from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
 __all__ = ["Batch", "MergeBatcher", "Slots"]
 
+_MORE = 64
 _MAX_SKIP = 8
 """How many that do not fit a batch are passed over for smaller ones."""
 
@@ -146,25 +147,20 @@ class MergeBatcher:
     def _send(self, lane: Lane, closed_by: ClosedBy, now: float, load: Load) -> bool:
         """Send a batch from the head of `lane`. Returns whether to look again."""
         setpoints = self._controller.setpoints
-        packed = pack(
-            lane.first(),
-            max_items=setpoints.max_batch_size,
-            max_tokens=self._max_tokens,
-            items=_items,
-            tokens=_tokens,
-            max_skip=_MAX_SKIP,
-        )
-        choice = self._controller.choose([waiting.job for waiting in packed.taken], now, load)
-        members = packed.taken
-        if choice.shed:
-            members = [w for i, w in enumerate(packed.taken) if i not in choice.shed]
-            for index in choice.shed:
-                self._queue.drop(packed.taken[index], Drop.SHED)
-        take = min(choice.take, len(members))
-        if take <= 0 and not choice.shed and self._slots.idle():
+        cap = setpoints.max_batch_size
+        # More than fit are shown, so that those who can no longer make it do not leave a hole.
+        shown = list(lane.first(2 * cap + _MORE))
+        choice = self._controller.choose([waiting.job for waiting in shown], now, load)
+        going = [shown[index] for index in choice.sent(len(shown))]
+        for index in choice.shed:
+            self._queue.drop(shown[index], Drop.SHED)
+        if not going and not choice.shed and self._slots.idle():
             # With an idle upstream no event would ever come back to those who wait.
-            take = 1
-        members = [waiting for waiting in members[:take] if waiting.lane is not None]
+            going = shown[:1]
+        members = pack(
+            going, max_items=cap, max_tokens=self._max_tokens, items=_items, tokens=_tokens, max_skip=_MAX_SKIP
+        ).taken
+        members = [waiting for waiting in members if waiting.lane is not None]
         for waiting in members:
             self._queue.serve(waiting)
         self._replace(lane)

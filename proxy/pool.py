@@ -93,6 +93,8 @@ class Pool:
         )
         self.admission = Admission(self.queue, self.controller)
         self._running: dict[Lease, tuple[float, int]] = {}
+        self._express: set[Lease] = set()
+        """Those of them that were let through for express classes."""
         self._gated = self.controller.mode == "gate"
         self._runs: set[MergeRun] = set()
         self._slot_count = max(1, len(self.group.endpoints) * config.depth)
@@ -146,6 +148,7 @@ class Pool:
             running=times,
             running_batches=sizes,
             slots=self._slot_count,
+            inflight_express=len(self._express),
             app_limited=not (self.gate.held_back or self.merge.held_back),
         )
 
@@ -325,6 +328,8 @@ class Pool:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
         lease = self.leases.grant(self._pick(tokens), tokens, self._gate_released)
         self._took(lease, now, 1)
+        if ticket.job is not None and ticket.job.express:
+            self._express.add(lease)
         ticket.dispatched = now
         ticket.generation = self.controller.setpoints.generation
         ticket.batch = self.gate.inflight
@@ -344,6 +349,7 @@ class Pool:
 
     def _gate_released(self, lease: Lease) -> None:
         self._gave_back(lease, 1)
+        self._express.discard(lease)
         self.gate.release()
 
     def _dispatch(self, batch: Batch) -> None:

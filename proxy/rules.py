@@ -26,6 +26,8 @@ def controller_for(config: PoolConfig, now: float) -> PoolController:
         law=config.law,
         law_options=config.law_options,
         mode=mode,
+        class_slos=config.to_class_slos(),
+        express_share=config.express_share,
         now=now,
     )
 

@@ -186,7 +186,7 @@ def ordering_bars(horizon_s: float, seeds: Sequence[int]) -> list[Bar]:
     print(f"ordering: capacity of sixteen places {capacity:.2f} requests a second")
     rows = {}
     for load in (1.3, 0.7):
-        for name, options in (("fcfs", {}), ("predicted", {"alpha": 20.0})):
+        for name, options in (("fcfs", {}), ("predicted", {})):
             days_ = [(seed, _chat_day(load * capacity, horizon_s, seed, 0.36)) for seed in seeds]
             records = [_order(requests, create_policy(name, options), seed, horizon_s) for seed, requests in days_]
             rows[load, name] = [_ordering_row(record) for record in records]

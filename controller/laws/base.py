@@ -36,6 +36,8 @@ class View:
     """When it was changed."""
     arrival_rate: float = 0.0
     """Requests a second, refused ones included."""
+    class_limits: Mapping[str, tuple[Budget, ...]] = field(default_factory=dict)
+    """The budgets of classes with a promise of their own."""
 
     @property
     def app_limited(self) -> bool:
@@ -58,6 +60,7 @@ class View:
             longest_s=self.samples.longest_s,
             last_done=self.samples.last_done,
             least_batch=self.setpoints.max_batch_size / 2.0,
+            by_class=self.class_limits,
         )
 
 

@@ -36,6 +36,8 @@ class Request:
     """What a length predictor says; None without one."""
     tenant: str = ""
     klass: str = "default"
+    express: bool = False
+    """Whether its class takes the express lane."""
 
 
 def poisson_arrivals(

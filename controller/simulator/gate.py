@@ -30,6 +30,8 @@ class _Waiting(Job):
             tenant=request.tenant,
             prompt_tokens=request.prompt_tokens,
             predicted_tokens=request.predicted_tokens,
+            klass=request.klass,
+            express=request.express,
         )
         self.key = (request.arrival, index)
         self.request = request
@@ -77,7 +79,7 @@ class _Gate:
         self.max_wait_s = max_wait_s
         self.on_tick = on_tick
         self.engine = Engine(plant, random.Random(seed))
-        self.record = Record(controller.slo, horizon_s)
+        self.record = Record(controller.slo, horizon_s, class_slos=controller.class_slos)
         self.queue: list[_Waiting] = []
         self.flight: dict[Running, tuple[_Waiting, int, int]] = {}
         self.held = False
@@ -118,6 +120,7 @@ class _Gate:
             inflight_calls=len(running),
             running=running[:MAX_RUNNING],
             slots=self.plant.max_num_seqs,
+            inflight_express=sum(job.express for job, _, _ in self.flight.values()),
             app_limited=not self.held,
         )
 
@@ -162,16 +165,16 @@ class _Gate:
                 return
             candidates = self.queue[: free + 16]
             choice = self.controller.choose(candidates, now, self._load())
-            dropped = set(choice.shed)
+            going = choice.sent(len(candidates))
             for index in choice.shed:
                 self._end(candidates[index], now, Result.SHED)
                 if self.policy is not None:
                     self.policy.removed(candidates[index])
-            kept = [job for index, job in enumerate(candidates) if index not in dropped]
-            for job in kept[: choice.take]:
-                self._send(job, now)
-            self.queue[: len(candidates)] = kept[choice.take :]
-            if not choice.take and not dropped:
+            for index in going:
+                self._send(candidates[index], now)
+            gone = {*choice.shed, *going}
+            self.queue[: len(candidates)] = [job for index, job in enumerate(candidates) if index not in gone]
+            if not gone:
                 return
 
     def _send(self, job: _Waiting, now: float) -> None:
@@ -245,15 +248,16 @@ class _Gate:
                 request.output_tokens,
                 request.tenant,
                 request.prompt_tokens,
+                request.klass,
             )
         )
 
     def _close(self, now: float) -> None:
         """Count whatever has not ended as timed out."""
         for job, _, _ in self.flight.values():
-            self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT, job.arrival))
+            self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT, job.arrival, klass=job.klass))
         for job in self.queue:
-            self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT))
+            self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT, klass=job.klass))
         self.record.upstream_busy_s = self.engine.busy_s
         self.record.preemptions = self.engine.preemptions
         self.record.calls = len(self.record.fates)

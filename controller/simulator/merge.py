@@ -41,6 +41,8 @@ class _Waiting(Job):
             tenant=request.tenant,
             prompt_tokens=request.prompt_tokens,
             predicted_tokens=request.predicted_tokens,
+            klass=request.klass,
+            express=request.express,
         )
         self.request = request
 
@@ -88,7 +90,7 @@ class _Merge:
         self.tick_s = tick_s
         self.timeout_s = timeout_s
         self.on_tick = on_tick
-        self.record = Record(controller.slo, horizon_s)
+        self.record = Record(controller.slo, horizon_s, class_slos=controller.class_slos)
         self.queue: list[_Waiting] = []
         self.free = list(range(slots))
         self.running: list[tuple[float, int]] = []
@@ -171,18 +173,16 @@ class _Merge:
             cap = self.controller.setpoints.max_batch_size
             candidates = self.queue[: 2 * cap + 64]
             choice = self.controller.choose(candidates, now, load)
-            if choice.shed:
-                dropped = set(choice.shed)
-                for position in choice.shed:
-                    self._end(candidates[position], now, Result.SHED)
-                kept = [job for position, job in enumerate(candidates) if position not in dropped]
-                self.queue[: len(candidates)] = kept
-            if choice.take <= 0:
+            going = choice.sent(len(candidates))
+            batch = [candidates[position] for position in going]
+            gone = {*choice.shed, *going}
+            for position in choice.shed:
+                self._end(candidates[position], now, Result.SHED)
+            self.queue[: len(candidates)] = [job for at, job in enumerate(candidates) if at not in gone]
+            if not batch:
                 if choice.shed:
                     continue
                 return
-            batch = self.queue[: choice.take]
-            del self.queue[: choice.take]
             self.held = self.held or (bool(self.queue) and choice.take >= cap)
             self._send(batch, now)
 
@@ -218,7 +218,9 @@ class _Merge:
         upstream: str = "",
     ) -> None:
         request = job.request
-        self.record.fates.append(Fate(request.arrival, now, result, dispatched, None, None, request.output_tokens))
+        self.record.fates.append(
+            Fate(request.arrival, now, result, dispatched, output_tokens=request.output_tokens, klass=request.klass)
+        )
         points = self.controller.setpoints
         self.controller.observe(
             Observation(
@@ -241,6 +243,6 @@ class _Merge:
         """Count whatever is still waiting or running as timed out."""
         for call in self.calls:
             for job in call[5]:
-                self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT, call[3]))
+                self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT, call[3], klass=job.klass))
         for job in self.queue:
-            self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT))
+            self.record.fates.append(Fate(job.arrival, now, Result.TIMEOUT, klass=job.klass))

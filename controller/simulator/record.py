@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ class Fate(NamedTuple):
     output_tokens: int = 0
     tenant: str = ""
     prompt_tokens: int = 0
+    klass: str = "default"
 
     @property
     def e2e(self) -> float:
@@ -62,12 +63,13 @@ class Record:
     upstream_busy_s: float = 0.0
     calls: int = 0
     preemptions: int = 0
+    class_slos: Mapping[str, SLO] = field(default_factory=dict)
 
     def on_time(self, fate: Fate) -> bool:
         """Whether a request kept every promise."""
         if fate.result is not Result.OK:
             return False
-        slo = self.slo
+        slo = self.class_slos.get(fate.klass, self.slo)
         if slo.e2e_s is not None and fate.e2e > slo.e2e_s:
             return False
         if slo.ttft_s is not None and fate.ttft is not None and fate.ttft > slo.ttft_s:

@@ -185,6 +185,9 @@ class ClassConfig(Section):
     )
     max_queued: int | None = Field(default=None, ge=1, le=1_000_000, description="Its own bound in the queue.")
     express: bool = Field(default=False, description="Skip the batching window.")
+    slo: SloConfig | None = Field(
+        default=None, description="Its own promise; targets that are absent here are the pool's."
+    )
 
 
 class TimeoutsConfig(Section):
@@ -280,6 +283,12 @@ class PoolConfig(Section):
         max_length=16,
         description="Priority classes by name; a request picks one by its key or by x-trimtab-class.",
     )
+    express_share: float = Field(
+        default=0.5,
+        ge=0.1,
+        le=0.9,
+        description="Most of the places or of a batch that express classes get while others wait; moved by evidence.",
+    )
     default_class: str = Field(default="default", description="Class of a request that names none; one of `classes`.")
     policy: str = Field(
         default="priority", pattern=NAME_PATTERN, description="Who goes next: the name of a queue policy."
@@ -323,6 +332,15 @@ class PoolConfig(Section):
     def to_slo(self) -> SLO:
         """Return the promise in the controller's terms."""
         return self.slo.to_slo()
+
+    def to_class_slos(self) -> dict[str, SLO]:
+        """Return the promises of classes that have one of their own; what those leave open is the pool's."""
+        found = {}
+        for name, klass in self.classes.items():
+            if klass.slo is not None:
+                own = {key: getattr(klass.slo, key) for key in klass.slo.model_fields_set}
+                found[name] = self.slo.model_copy(update=own).to_slo()
+        return found
 
     def to_setpoints(self) -> Setpoints:
         """Return generation 0 of the knobs."""

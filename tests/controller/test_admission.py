@@ -6,6 +6,7 @@ from controller.admission import Admission, Forecast, forecast_merge
 from controller.load import Load
 from controller.service_model import ServiceModel
 from controller.slo import SLO
+from controller.verdict import Choice
 from tests.controller.build import controller, job, observation
 
 SLO_E2E = SLO(e2e_s=5.0)
@@ -95,4 +96,4 @@ def test_admission_can_be_switched_off() -> None:
         pool.observe(observation(4.0, done=4.0 * index, batch=8))
     load = Load(queued=100, inflight=8, inflight_calls=1, running=(159.0,), running_batches=(8,))
     assert pool.admit(job(160.0), 160.0, load).reason == "no_admission"
-    assert pool.choose([job(0.0)] * 20, 160.0, load) == (8, ())
+    assert pool.choose([job(0.0)] * 20, 160.0, load) == Choice(8, ())

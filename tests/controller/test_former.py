@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.former import batch_sizes, first_come, form_batch, moore_hodgson
+from controller.former import batch_sizes, first_come, form_batch, form_mixed, moore_hodgson
+from controller.verdict import Choice
 
 INF = float("inf")
 
@@ -41,12 +42,12 @@ def test_a_busy_upstream_counts_against_the_deadline() -> None:
 
 
 def test_when_nobody_can_make_it_everybody_is_shed() -> None:
-    assert form_batch([0.5, 0.9], 32, 0.0, line, line) == (0, (0, 1))
+    assert form_batch([0.5, 0.9], 32, 0.0, line, line) == Choice(0, (0, 1))
 
 
 def test_mixed_deadlines_in_priority_order_shed_only_the_hopeless() -> None:
     choice = form_batch([50.0, 0.5, 50.0], 32, 0.0, line, line)
-    assert choice == (2, (1,))
+    assert choice == Choice(2, (1,))
 
 
 def test_sizes_are_tried_one_by_one_up_to_32_and_then_in_eighths() -> None:
@@ -68,8 +69,8 @@ def test_a_choice_takes_only_what_is_there_and_never_what_it_sheds(deadlines: li
 
 
 def test_first_come_takes_the_head_and_sheds_the_hopeless_of_it() -> None:
-    assert first_come([INF] * 5, 3, 0.0, None) == (3, ())
-    assert first_come([0.1, INF, INF, INF], 2, 0.0, line) == (2, (0,))
+    assert first_come([INF] * 5, 3, 0.0, None) == Choice(3, ())
+    assert first_come([0.1, INF, INF, INF], 2, 0.0, line) == Choice(2, (0,))
 
 
 @settings(max_examples=80, deadline=None)
@@ -94,3 +95,41 @@ def test_moore_hodgson_drops_as_few_as_possible(jobs: list[tuple[float, float]])
 
 def test_moore_hodgson_drops_the_longest_of_an_infeasible_prefix() -> None:
     assert moore_hodgson([1.0, 2.0, 3.0], [0.5, 2.0, 0.5], 0.0) == (1,)
+
+
+def test_the_order_is_kept_while_nobody_is_late_by_it() -> None:
+    deadlines = [60.0, 9.0, 60.0, 9.0]
+    assert form_mixed(deadlines, Choice(2, ()), 0.0, lambda _: 4.0) == Choice(2, ())
+
+
+def test_soonest_due_first_where_the_order_would_make_somebody_late() -> None:
+    deadlines = [60.0, 60.0, 60.0, 60.0, 5.0, 5.0]
+    choice = form_mixed(deadlines, Choice(2, ()), 0.0, lambda _: 4.0)
+    assert choice.sent(6) == [4, 5]
+    assert choice.shed == ()
+
+
+@given(
+    st.lists(st.floats(min_value=1.0, max_value=40.0), min_size=1, max_size=14),
+    st.integers(min_value=1, max_value=4),
+)
+def test_mixed_promises_never_serve_fewer_than_the_order_would(deadlines: list[float], size: int) -> None:
+    """Batch after batch until all are served or late, on a server that takes 4 s a batch."""
+
+    def served(mixed: bool) -> int:
+        waiting, now, on_time = list(deadlines), 0.0, 0
+        while waiting:
+            choice = Choice(
+                min(size, sum(due >= now + 4.0 for due in waiting)),
+                tuple(i for i, due in enumerate(waiting) if due < now + 4.0),
+            )
+            if mixed:
+                choice = form_mixed(waiting, choice, now, lambda _: 4.0)
+            going = choice.sent(len(waiting))
+            on_time += len(going)
+            gone = {*going, *choice.shed}
+            waiting = [due for index, due in enumerate(waiting) if index not in gone]
+            now += 4.0
+        return on_time
+
+    assert served(mixed=True) >= served(mixed=False)

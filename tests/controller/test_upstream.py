@@ -5,10 +5,12 @@ import pytest
 from controller.gate_upstream import GateUpstream
 from controller.load import Load
 from controller.merge_upstream import MergeUpstream
+from controller.promises import Promises
 from controller.slo import SLO
+from controller.verdict import Choice
 from tests.controller.build import job, observation
 
-SLO_E2E = SLO(e2e_s=10.0)
+PROMISED = Promises(SLO(e2e_s=10.0))
 
 
 def taught(depth: int = 1) -> MergeUpstream:
@@ -32,16 +34,16 @@ def test_a_call_behind_another_one_at_the_same_upstream_began_when_that_one_ende
 def test_a_batch_is_not_formed_behind_a_long_call() -> None:
     upstream = taught()
     busy = Load(queued=4, inflight=4, inflight_calls=1, running=(40.0,), running_batches=(4,), slots=2)
-    choice = upstream.choose([job(40.0)] * 4, 8, 40.1, busy, SLO_E2E, form=True, shed=True)
-    assert choice == (0, ())
-    assert upstream.choose([job(40.0)] * 4, 8, 41.5, Load(queued=4), SLO_E2E, form=True, shed=True).take == 4
+    choice = upstream.choose([job(40.0)] * 4, 8, 40.1, busy, PROMISED, form=True, shed=True)
+    assert choice == Choice(0, ())
+    assert upstream.choose([job(40.0)] * 4, 8, 41.5, Load(queued=4), PROMISED, form=True, shed=True).take == 4
 
 
 def test_an_estimate_that_condemns_everybody_is_put_to_the_test() -> None:
     upstream = taught()
     upstream.scale(1000.0)
-    choice = upstream.choose([job(41.0), job(41.2)], 8, 41.5, Load(queued=2), SLO_E2E, form=True, shed=True)
-    assert choice == (1, (0,))
+    choice = upstream.choose([job(41.0), job(41.2)], 8, 41.5, Load(queued=2), PROMISED, form=True, shed=True)
+    assert choice == Choice(1, (0,))
 
 
 def test_an_idle_engine_is_always_sent_somebody() -> None:
@@ -49,6 +51,15 @@ def test_an_idle_engine_is_always_sent_somebody() -> None:
     for index in range(40):
         upstream.observe(observation(100.0, done=100.0 + index, first=90.0, tokens=50), ("e2e",))
     hopeless = [job(0.0)] * 3
-    assert upstream.choose(hopeless, 8, 150.0, Load(queued=3), SLO_E2E, form=True, shed=True).take == 3
+    assert upstream.choose(hopeless, 8, 150.0, Load(queued=3), PROMISED, form=True, shed=True).take == 3
     busy = Load(queued=3, inflight=2, inflight_calls=2)
-    assert upstream.choose(hopeless, 8, 150.0, busy, SLO_E2E, form=True, shed=True) == (0, (0, 1, 2))
+    assert upstream.choose(hopeless, 8, 150.0, busy, PROMISED, form=True, shed=True) == Choice(0, (0, 1, 2))
+
+
+def test_a_batch_is_counted_in_items_and_chosen_in_whole_jobs() -> None:
+    upstream = taught()
+    waiting = [job(41.0, items=3), job(41.0, items=3), job(41.0, items=3), job(41.0)]
+    choice = upstream.choose(waiting, 8, 41.5, Load(queued=10), PROMISED, form=True, shed=True)
+    assert [waiting[index].items for index in choice.sent(4)] == [3, 3, 1]
+    alone = upstream.choose([job(41.0, items=20)], 8, 41.5, Load(queued=20), PROMISED, form=True, shed=True)
+    assert alone.take == 1

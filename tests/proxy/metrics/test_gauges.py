@@ -98,3 +98,18 @@ def test_a_pool_whose_state_cannot_be_read_hides_no_other(monkeypatch: pytest.Mo
     assert ("trimtab_inflight", frozenset({("pool", "embed")})) in seen
     assert ("trimtab_setpoint_max_batch_size", frozenset({("pool", "chat")})) in seen
     assert ("trimtab_inflight", frozenset({("pool", "chat")})) not in seen
+
+
+def test_the_error_budget_is_shown_by_class_and_window() -> None:
+    operator = FakeOperator()
+    for index in range(200):
+        seconds = 20.0 if index < 4 else 1.0
+        operator.pools["chat"].controller.observe(
+            Observation("chat", 990.0, 990.0 + seconds, Result.OK, 0, dispatched=990.0, klass="batch")
+        )
+    burn = value(operator, "slo_error_budget_burn_ratio", pool="chat", window="1h", **{"class": "batch"})
+    assert burn == pytest.approx(2.0)
+    left = value(operator, "slo_error_budget_remaining_ratio", pool="chat", **{"class": "batch"})
+    assert left == pytest.approx(-1.0)
+    assert value(operator, "slo_error_budget_remaining_ratio", pool="embed", **{"class": "batch"}) is None
+    assert value(operator, "express_share_ratio", pool="chat") == 0.5
