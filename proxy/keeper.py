@@ -49,8 +49,8 @@ class Keeper:
         self._writing = asyncio.Lock()
 
     def saved(self, pool: str) -> Mapping[str, Any] | None:
-        """Return what the file had about `pool` at start; None when nothing."""
-        return self._saved.get(pool)
+        """Return, once, what the file had about `pool` at start; None when nothing."""
+        return self._saved.pop(pool, None)
 
     def note(self, decision: Decision) -> None:
         """Put an operator's decision into the audit log."""

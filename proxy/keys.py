@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from proxy.config.access import KeyConfig, KeyLimitsConfig
 from proxy.config.pool import ClassConfig
+from proxy.control import WHOLE, Share
 from proxy.headers import RequestFields
 from proxy.incoming import Incoming
 from proxy.limits import Allowance, Bucket
@@ -137,7 +138,13 @@ class Keyring:
     __slots__ = ("_callers", "_forward")
 
     def __init__(
-        self, keys: Sequence[KeyConfig], *, now: float, forward: bool = False, before: Keyring | None = None
+        self,
+        keys: Sequence[KeyConfig],
+        *,
+        now: float,
+        forward: bool = False,
+        before: Keyring | None = None,
+        share: Share = WHOLE,
     ) -> None:
         self._forward = forward
         kept = {} if before is None else before._callers
@@ -145,7 +152,7 @@ class Keyring:
         for key in keys:
             old = kept.get(key.digest)
             same = old is not None and old.config.limits == key.limits
-            allowance = old.allowance if old is not None and same else _allowance(key.limits, now)
+            allowance = old.allowance if old is not None and same else _allowance(key.limits, now, share)
             self._callers[key.digest] = Caller(key, allowance)
 
     @property
@@ -187,13 +194,16 @@ class Keyring:
         return found
 
 
-def _allowance(limits: KeyLimitsConfig, now: float) -> Allowance:
+def _allowance(limits: KeyLimitsConfig, now: float, share: Share) -> Allowance:
+    """Return this process's part of what a key may use up: rates are divided, numbers of requests split."""
     return Allowance(
-        requests=_bucket(limits.requests_per_minute, limits.burst, now),
-        tokens=_bucket(limits.tokens_per_minute, limits.burst_tokens, now),
-        max_inflight=limits.max_inflight,
+        requests=_bucket(limits.requests_per_minute, limits.burst, now, share),
+        tokens=_bucket(limits.tokens_per_minute, limits.burst_tokens, now, share),
+        max_inflight=None if limits.max_inflight is None else share.part(limits.max_inflight),
     )
 
 
-def _bucket(per_minute: float | None, burst: int | None, now: float) -> Bucket | None:
-    return None if per_minute is None else Bucket(per_minute / 60.0, max(1.0, burst or per_minute), now)
+def _bucket(per_minute: float | None, burst: int | None, now: float, share: Share) -> Bucket | None:
+    if per_minute is None:
+        return None
+    return Bucket(per_minute / 60.0 / share.of, max(1.0, (burst or per_minute) / share.of), now)

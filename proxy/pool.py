@@ -17,6 +17,7 @@ from proxy.admission import Admission
 from proxy.batcher import ClosedBy, Former, GateBatcher, Plain
 from proxy.clock import Clock
 from proxy.config.model import PoolConfig
+from proxy.control import WHOLE, Share
 from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
 from proxy.merger import Batch, MergeBatcher
@@ -57,9 +58,11 @@ class Pool:
         group: Group | None = None,
         hooks: Hooks | None = None,
         predictor: Predictor | None = None,
+        share: Share = WHOLE,
     ) -> None:
         now = clock.now()
         self.name = config.name
+        self._share = share
         self.config = config
         self.controller = controller or controller_for(config, now)
         self.hooks: Hooks = hooks or NullHooks()
@@ -74,11 +77,16 @@ class Pool:
         self.queue = WaitQueue(
             create_policy(config.policy, config.policy_options),
             clock,
-            max_requests=config.queue.max_requests,
-            class_limits={name: c.max_queued for name, c in config.classes.items() if c.max_queued is not None},
+            max_requests=share.part(config.queue.max_requests),
+            class_limits={
+                name: share.part(klass.max_queued)
+                for name, klass in config.classes.items()
+                if klass.max_queued is not None
+            },
             on_left=self._left,
         )
-        self._slots = MergeSlots(self.group.endpoints, config.depth)
+        depth = share.part(config.depth)
+        self._slots = MergeSlots(self.group.endpoints, depth)
         formers: dict[str, Former] = {self.controller.mode: self.controller}
         plain = Plain(self.controller)
         self.gate = GateBatcher(self.queue, formers.get("gate", plain), clock, load=self.load, grant=self._grant)
@@ -97,7 +105,7 @@ class Pool:
         """Those of them that were let through for express classes."""
         self._gated = self.controller.mode == "gate"
         self._runs: set[MergeRun] = set()
-        self._slot_count = max(1, len(self.group.endpoints) * config.depth)
+        self._slot_count = max(1, len(self.group.endpoints) * depth)
         self._items_inflight = 0
         self._tokens_inflight = 0.0
         self.draining = False
@@ -177,7 +185,7 @@ class Pool:
                 "tokens": round(self.queue.tokens, 1),
                 "by_class": {name: self.queue.by_class.get(name, 0) for name in self.config.classes},
                 "oldest_age_s": 0.0 if oldest is None else max(0.0, now - oldest),
-                "max_requests": self.config.queue.max_requests,
+                "max_requests": self._share.part(self.config.queue.max_requests),
             },
             "inflight": self._items_inflight,
             "inflight_calls": len(self._running),

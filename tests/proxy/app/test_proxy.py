@@ -65,13 +65,13 @@ async def test_ticks_make_decisions_and_count_them(
 ) -> None:
     rig = await make_rig(upstreams=[upstream.url], tick_s=0.05)
     decided = asyncio.Event()
-    note = rig.proxy._note
+    note = rig.proxy.note
 
     def noting(decision: Any) -> None:
         note(decision)
         decided.set()
 
-    monkeypatch.setattr(rig.proxy, "_note", noting)
+    monkeypatch.setattr(rig.proxy, "note", noting)
     await decided.wait()
     decision = (await rig.admin_json("GET", f"{POOL}/decisions"))["decisions"][-1]
     assert await metric(rig, f'trimtab_decisions_total{{pool="default",rule="{decision["rule"]}"}}') >= 1

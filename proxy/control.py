@@ -1,0 +1,56 @@
+"""Who decides over the knobs of a data plane: the process itself, or a leader that several processes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from controller.loop import PoolController
+from proxy.config.model import PoolConfig
+from proxy.hooks import Hooks
+
+if TYPE_CHECKING:
+    from proxy.pool import Pool
+
+__all__ = ["WHOLE", "Control", "Share"]
+
+
+class Share(NamedTuple):
+    """Which part of what the configuration allows is this process's own."""
+
+    number: int
+    """Its number, from 0."""
+    of: int
+    """How many processes there are."""
+
+    def part(self, whole: int) -> int:
+        """Return this process's part of `whole`, at least 1; the parts differ by one at most."""
+        return max(1, whole // self.of + (self.number < whole % self.of))
+
+
+WHOLE = Share(0, 1)
+"""There is only this process."""
+
+
+class Control(Protocol):
+    """What a data plane asks of whoever decides.
+
+    In a single process that is `proxy.app.Proxy`, whose answers are plain calls. With several workers it is
+    `proxy.workers.worker.Worker`, which passes on what the leader decided last, so that no request waits for it.
+    """
+
+    @property
+    def hooks(self) -> Hooks:
+        """Who counts what happens."""
+        ...
+
+    def controller(self, config: PoolConfig) -> PoolController:
+        """Return the controller of a pool that is new."""
+        ...
+
+    def tick(self, pool: Pool, now: float) -> None:
+        """Let whoever decides look at `pool`; called once in its `tick_s`."""
+        ...
+
+    def follow(self, pool: Pool, before: PoolConfig) -> None:
+        """Take over what changed in the configuration of a pool whose controller stays."""
+        ...

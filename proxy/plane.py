@@ -1,0 +1,250 @@
+"""The data plane of one process: pools, the listener for clients, reload and drain. Somebody else decides."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Mapping
+from time import monotonic
+
+from controller.loop import PoolController
+from proxy import logs
+from proxy.access_log import AccessLog
+from proxy.clock import Clock, Timer
+from proxy.config.model import Config, PoolConfig
+from proxy.control import WHOLE, Control, Share
+from proxy.handler import Handler
+from proxy.incoming import Limits
+from proxy.keys import Keyring
+from proxy.lifecycle import Lifecycle
+from proxy.matching import RouteTable
+from proxy.metrics import Metrics
+from proxy.pool import Pool
+from proxy.reload import keeps_controller, needs_new_pool
+from proxy.server import DataServer, ServerLimits
+from proxy.tls import fingerprint, renew, server_context
+
+__all__ = ["DataPlane"]
+
+_LOG = logging.getLogger("trimtab")
+
+_DELAY_EVERY_S = 0.25
+_RETIRE_EVERY_S = 0.25
+_CUT_S = 0.25
+"""When everything was cut off, handlers have this long to notice (the server takes 0 for no limit)."""
+_RETIRE_AFTER_S = 1.0
+"""A request may have chosen its pool and not entered it yet; nothing takes longer over that than this."""
+
+
+class DataPlane:
+    """Create it inside a running event loop, give it a bound socket, and it serves until `stop`."""
+
+    def __init__(
+        self, config: Config, control: Control, *, clock: Clock, metrics: Metrics, share: Share = WHOLE
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._control = control
+        self._clock = clock
+        self._metrics = metrics
+        self._share = share
+        self.config = config
+        self._pools = {pool.name: self._build(pool, control.controller(pool)) for pool in config.pools}
+        self.lifecycle = Lifecycle()
+        self.handler = Handler(
+            RouteTable(tuple(self._pools.values())),
+            limits=_request_limits(config),
+            lifecycle=self.lifecycle,
+            trust_headers=config.trust_headers,
+        )
+        self.handler.service.ready = lambda: not self.unready()
+        self.handler.service.access_log = AccessLog.of(config.log)
+        self._follow_keys(config)
+        self._tls = None if config.listen.tls is None else server_context(config.listen.tls)
+        self.server = DataServer(self.handler, _server_limits(config, share))
+        self._ticks: dict[str, Timer] = {}
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._delay_timer: asyncio.TimerHandle | None = None
+        self._started = False
+
+    @property
+    def pools(self) -> Mapping[str, Pool]:
+        """Pools by name, in order."""
+        return self._pools
+
+    async def start(self, sock: socket.socket) -> None:
+        """Begin to serve on a listening socket."""
+        await self.server.start_on(sock, tls=self._tls)
+        for pool in self._pools.values():
+            self._schedule(pool)
+            pool.expect_upstreams()
+        self._measure_delay(self._loop.time())
+        self._started = True
+
+    def unready(self) -> list[str]:
+        """Return why traffic should not be sent here; empty when it should."""
+        if not self._started:
+            return ["starting"]
+        if not self.lifecycle.ready:
+            return ["draining"]
+        now = self._clock.now()
+        dead = [
+            f"pool {pool.name}: no upstream is available"
+            for pool in self._pools.values()
+            if not any(endpoint.proven and endpoint.last_resort(now) for endpoint in pool.group.endpoints)
+        ]
+        return dead if len(dead) == len(self._pools) else []
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def _schedule(self, pool: Pool) -> None:
+        due = self._clock.now() + pool.config.tick_s
+        self._ticks[pool.name] = self._clock.call_at(due, lambda: self._tick(pool))
+
+    def _tick(self, pool: Pool) -> None:
+        """Let somebody decide about a pool. A law that fails is logged; serving goes on with the setpoints as is."""
+        if self._pools.get(pool.name) is not pool:
+            return
+        try:
+            self._control.tick(pool, self._clock.now())
+        except Exception:
+            _LOG.exception("the controller of pool %s failed", pool.name)
+        finally:
+            self._schedule(pool)
+
+    def _measure_delay(self, expected: float) -> None:
+        """Notice when the loop is late for its own timer: somebody blocked it, or the CPU is short."""
+        now = self._loop.time()
+        self._metrics.loop_delayed(now - expected)
+        due = now + _DELAY_EVERY_S
+        self._delay_timer = self._loop.call_at(due, self._measure_delay, due)
+
+    # -- reload --------------------------------------------------------------------------------------------
+
+    def apply(self, config: Config) -> None:
+        """Put `config` in force: new pools first, then one swap, then the old ones retire.
+
+        Requests under way finish on the pools they chose; the socket stays open. Raises ValueError, and keeps the
+        old one, when it cannot be.
+        """
+        if self._tls is not None and self.config.listen.tls is not None:
+            renew(self._tls, self.config.listen.tls)
+        self._metrics.configure(config.pools)
+        fresh: dict[str, Pool] = {}
+        follow: list[tuple[Pool, PoolConfig]] = []
+        """Pools whose controller stays, with the configuration it knows."""
+        for wanted in config.pools:
+            known = self._pools.get(wanted.name)
+            same_files = known is not None and known.tls_files == fingerprint(wanted)
+            if known is not None and same_files and not needs_new_pool(known.config, wanted):
+                follow.append((known, known.config))
+                known.config = wanted
+                fresh[wanted.name] = known
+                continue
+            if known is not None and keeps_controller(known.config, wanted):
+                fresh[wanted.name] = self._build(wanted, known.controller)
+                follow.append((fresh[wanted.name], known.config))
+            else:
+                fresh[wanted.name] = self._build(wanted, self._control.controller(wanted))
+        self._swap(fresh)
+        for pool, before in follow:
+            self._control.follow(pool, before)
+            pool.knobs_changed()
+        self._follow_keys(config)
+        self.config = config.model_copy(update={key: getattr(self.config, key) for key in _FIXED})
+        logs.setup(config.log)
+        self.handler.service.access_log = AccessLog.of(config.log)
+
+    def _build(self, config: PoolConfig, controller: PoolController) -> Pool:
+        pool = Pool(config, clock=self._clock, controller=controller, hooks=self._control.hooks, share=self._share)
+        self._watch(pool)
+        return pool
+
+    def _watch(self, pool: Pool) -> None:
+        self._metrics.watch(pool.name, lambda: pool.controller.slo)
+
+    def _swap(self, fresh: dict[str, Pool]) -> None:
+        """Send requests to `fresh` from now on, and let the pools that are not among them retire."""
+        old, self._pools = self._pools, fresh
+        self.handler.table = RouteTable(tuple(fresh.values()))
+        well = {endpoint.name for pool in old.values() for endpoint in pool.group.endpoints if endpoint.proven}
+        for name, pool in fresh.items():
+            self._watch(pool)
+            if old.get(name) is not pool and self._started:
+                self._schedule(pool)
+                for endpoint in pool.group.endpoints:
+                    endpoint.proven = endpoint.name in well
+                pool.expect_upstreams()
+        for name, pool in old.items():
+            if fresh.get(name) is not pool:
+                task = self._loop.create_task(self._retire(pool))
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
+
+    def _follow_keys(self, config: Config) -> None:
+        """Let in whom `config` lets in; what a key has used up stays used up unless its limits changed."""
+        service = self.handler.service
+        service.keyring = (
+            Keyring(
+                config.keys, now=monotonic(), forward=config.forward_keys, before=service.keyring, share=self._share
+            )
+            if config.keys
+            else None
+        )
+
+    async def _retire(self, pool: Pool) -> None:
+        """Let a replaced pool finish what it has, then close it."""
+        await asyncio.sleep(_RETIRE_AFTER_S)
+        pool.drain()
+        while pool.busy:  # noqa: ASYNC110 - a pool tells nobody when its last request has left
+            await asyncio.sleep(_RETIRE_EVERY_S)
+        pool.close()
+
+    # -- going away ----------------------------------------------------------------------------------------
+
+    async def drain(self, *, grace_s: float | None = None) -> bool:
+        """Become unready, serve on for the grace, then let requests finish up to the cap; say whether all did."""
+        config = self.config.drain
+        for pool in self._pools.values():
+            pool.drain()
+        grace_s = config.grace_s if grace_s is None else grace_s
+        return await self.lifecycle.drain(grace_s=grace_s, cap_s=config.cap_s)
+
+    async def stop(self) -> None:
+        """Close everything now. Safe to call at any time, also more than once."""
+        self._started = False
+        for timer in self._ticks.values():
+            timer.cancel()
+        if self._delay_timer is not None:
+            self._delay_timer.cancel()
+        for task in tuple(self._retiring):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        for pool in self._pools.values():
+            pool.abort()
+        await self.server.stop(patience_s=_CUT_S)
+
+
+def _request_limits(config: Config) -> Limits:
+    limits = config.limits
+    return Limits(
+        max_body_bytes=limits.max_body_bytes,
+        max_header_bytes=limits.max_header_bytes,
+        body_timeout_s=limits.body_timeout_s,
+    )
+
+
+def _server_limits(config: Config, share: Share) -> ServerLimits:
+    limits = config.limits
+    return ServerLimits(
+        max_header_line_bytes=limits.max_header_line_bytes,
+        max_headers=limits.max_headers,
+        max_connections=share.part(limits.max_connections),
+        keepalive_timeout_s=limits.keepalive_timeout_s,
+    )
+
+
+_FIXED = ("listen", "admin", "limits", "trust_headers", "state")
+"""What a reload does not change."""

@@ -1,0 +1,119 @@
+"""What operators look at and turn, in a single process as well as in the leader of several workers."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from controller.decision import Decision
+from controller.loop import PoolController
+from controller.observation import Observation
+from proxy.admin.expiry import Expiry
+from proxy.admin.operator import PoolView, Reloaded
+from proxy.admin.server import AdminServer
+from proxy.clock import Clock
+from proxy.config.model import Config, PoolConfig
+from proxy.keeper import Keeper
+from proxy.metrics import Metrics
+from proxy.rules import controller_for
+from proxy.state import restore, restored_config
+from proxy.traffic import Traffic
+
+__all__ = ["Steering"]
+
+_LOG = logging.getLogger("trimtab")
+_DECISIONS = logging.getLogger("trimtab.decisions")
+
+
+class Steering(ABC):
+    """Implements `proxy.admin.operator.Operator` over pools that somebody else has: state, audit and admin API."""
+
+    def __init__(self, config: Config, *, clock: Clock, metrics: Metrics) -> None:
+        self.clock = clock
+        self.metrics = metrics
+        self.generation = 1
+        self.traffic = Traffic(metrics)
+        self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
+        self.expiry = Expiry(clock, lambda: self.pools, self.decided)
+        self.admin = AdminServer(self, config.admin)
+
+    @property
+    @abstractmethod
+    def pools(self) -> Mapping[str, PoolView]:
+        """Pools by name, in order."""
+
+    @property
+    @abstractmethod
+    def config(self) -> Config:
+        """The configuration in force."""
+
+    @abstractmethod
+    def unready(self) -> list[str]:
+        """Return why traffic should not be sent here; empty when it should."""
+
+    @abstractmethod
+    async def reload(self) -> Reloaded:
+        """Read the configuration again. Raises ConfigError, and keeps the old one, when it is not valid."""
+
+    async def open(self, admin: socket.socket) -> None:
+        """Answer operators on a listening socket, and begin to save state."""
+        await self.admin.start(admin)
+        self.keeper.start()
+
+    async def shut(self) -> None:
+        """Save for the last time and stop answering."""
+        await self.keeper.stop()
+        self.expiry.stop()
+        await self.admin.stop()
+
+    def resumed(self, config: PoolConfig) -> PoolController:
+        """Return a controller that goes on where the last run's stopped, if that was kept."""
+        saved, now = self.keeper.saved(config.name), self.clock.now()
+        controller = controller_for(restored_config(config, saved), now)
+        shown = restore(config, controller, saved, now, time.time())
+        if shown:
+            _LOG.info("pool %s goes on where it stopped, with %d requests to learn from", config.name, shown)
+        return controller
+
+    def decided(self, pool: PoolView, decision: Decision) -> None:
+        """Act on a decision an operator made: count it, and let through whoever can go now."""
+        self.metrics.decided(pool.name, decision.rule)
+        self.metrics.slo_changed(pool.name, pool.controller.slo)
+        self.keeper.note(decision)
+        pool.knobs_changed()
+
+    def note(self, decision: Decision) -> None:
+        """Count and log a decision that nobody is waiting for."""
+        self.metrics.decided(decision.pool, decision.rule)
+        if decision.actor.startswith("admin:"):
+            self.keeper.note(decision)
+        _DECISIONS.info(
+            "pool %s: %s", decision.pool, decision.text,
+            extra={"decision": decision.id, "rule": decision.rule, "old": decision.old, "new": decision.new},
+        )  # fmt: skip
+
+    def follow_file(self, pool: PoolView, before: PoolConfig) -> None:
+        """Let a controller take over what changed in the file; what operators set meanwhile stays otherwise."""
+        wanted, now, actor = pool.config, self.clock.now(), "admin:reload"
+        if before.slo != wanted.slo:
+            self.note(pool.controller.set_slo(wanted.to_slo(), now, actor))
+        promised = wanted.to_class_slos()
+        if before.to_class_slos() != promised:
+            for klass in wanted.classes:
+                slo = promised.get(klass, pool.controller.slo)
+                if pool.controller.slo_of(klass) != slo:
+                    self.note(pool.controller.set_slo(slo, now, actor, klass))
+        if (before.law, before.law_options) != (wanted.law, wanted.law_options):
+            self.note(pool.controller.set_law(wanted.law, wanted.law_options, now, actor))
+
+    def recent(self, pool: str) -> Sequence[Observation]:
+        """Return the last finished requests of a pool, oldest first."""
+        return self.traffic.recent(pool)
+
+    async def audit(self, limit: int) -> list[dict[str, Any]]:
+        """Return the newest decisions of operators, newest first."""
+        return await self.keeper.audit(limit)
