@@ -1,4 +1,4 @@
-"""The console: three static files, served with headers that allow nothing from anywhere else."""
+"""The console: a few static files, served with headers that allow nothing from anywhere else."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ __all__ = ["CONSOLE", "add_console", "is_page"]
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 CONSOLE = "/console/"
-_TYPES = {"index.html": "text/html", "console.css": "text/css", "console.js": "text/javascript"}
+_TYPES = {
+    "index.html": "text/html",
+    "console.css": "text/css",
+    "console.js": "text/javascript",
+    "chart.js": "text/javascript",
+}
 _HEADERS = {
     "Cache-Control": "no-cache",
     "Content-Security-Policy": (

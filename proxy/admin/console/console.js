@@ -1,13 +1,22 @@
 // The console: one event stream in, a few admin calls out. No dependencies, no build step.
-"use strict";
+import { Chart } from "./chart.js";
 
-const KEPT = 600; // seconds of history
+const KEPT_MS = 600_000; // history
 const LATENCIES = { ttft: "First token", tpot: "Per token", e2e: "End to end", queue: "Queue" };
 const KNOBS = { max_batch_size: "Batch size", window_ms: "Window, ms" };
 const UNDOABLE = new Set(["admin.slo", "admin.law", "admin.freeze"]);
+const RANK = { missed: 3, unproven: 2, met: 1 };
+const WORDS = {
+  missed: ["\u2716", "The promise is broken"],
+  unproven: ["?", "Not proven either way"],
+  met: ["\u2714", "The promise is kept"],
+};
+const PENDING = { slo: "The promise goes", setpoints: "The knobs go", law: "The law goes", freeze: "The freeze goes" };
 const $ = (id) => document.getElementById(id);
 
-const state = { pool: "", shown: "", history: new Map(), detail: null, lastEvent: null, dirty: new Set() };
+const state = { pool: "", shown: "", history: new Map(), detail: null, lastEvent: null, dirty: new Set(), marks: [] };
+const latencyChart = new Chart($("latency"), { count: 4, span: KEPT_MS, format: (value) => ms(value) });
+const knobsChart = new Chart($("knobs"), { count: 2, span: KEPT_MS, format: (value) => String(Number(value.toPrecision(3))) });
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -21,9 +30,11 @@ function el(tag, attributes = {}, ...children) {
 
 const ms = (value) =>
   value === null || value === undefined ? "–"
-    : value >= 10000 ? `${(value / 1000).toFixed(1)} s`
+    : value >= 10000 ? `${Number((value / 1000).toPrecision(3))} s`
     : value >= 100 ? `${value.toFixed(0)} ms`
     : `${Number(value.toPrecision(3))} ms`;
+const share = (value) => `${(100 * value).toFixed(1)}%`;
+const ago = (seconds) => seconds < 90 ? `${Math.round(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${Math.round(seconds / 3600)} h`;
 
 function say(problem) {
   $("error").textContent = problem || "";
@@ -60,6 +71,7 @@ async function change(method, path, body) {
     const detail = await call(method, base() + path, body);
     say("");
     state.dirty.clear();
+    document.querySelectorAll(".field.changed").forEach((row) => row.classList.remove("changed"));
     showDetail(detail);
   } catch (problem) {
     say(problem.message);
@@ -120,7 +132,9 @@ function dispatch(text) {
 
 function online(yes) {
   $("link").textContent = yes ? "live" : "connection lost; trying again";
+  $("link").classList.toggle("live", yes);
   $("link").classList.toggle("lost", !yes);
+  document.body.classList.toggle("stale", !yes);
 }
 
 // ---- state, once a second
@@ -133,8 +147,8 @@ function onState(data) {
   }
   for (const pool of data.pools) {
     const history = state.history.get(pool.name) || [];
-    history.push(pool);
-    if (history.length > KEPT) history.shift();
+    history.push({ ...pool, heard: Date.now() });
+    while (history[0].heard < Date.now() - KEPT_MS) history.shift();
     state.history.set(pool.name, history);
   }
   draw();
@@ -145,6 +159,8 @@ function choose(name) {
   $("pool").value = name;
   state.dirty.clear();
   $("decisions").replaceChildren();
+  state.marks = [];
+  $("silent").hidden = false;
   call("GET", `${base()}/decisions?limit=100`)
     .then((found) => found.decisions.reverse().forEach((decision) => addDecision(decision, false)))
     .then(refresh)
@@ -161,75 +177,118 @@ async function refresh() {
   }
 }
 
-// ---- pictures
+// ---- the promise, in one look
 
 function draw() {
   const history = state.history.get(state.pool);
   if (!history || !history.length) return;
   const now = history[history.length - 1];
   showPromise(now);
+  showVitals(now);
   const latencies = Object.keys(LATENCIES);
-  if (!state.shown) state.shown = latencies.find((name) => now.slo[`${name}_ms`]) || "e2e";
+  if (!state.shown) state.shown = worst(now)?.name || "e2e";
   if (!$("tabs").children.length) {
     $("tabs").append(...latencies.map((name) => el("label", {},
       el("input", { type: "radio", name: "latency", value: name, checked: name === state.shown,
         onchange: () => { state.shown = name; draw(); } }), ` ${LATENCIES[name]}`)));
   }
-  const at = (quantile) => history.map((pool) => pool.quantiles?.[state.shown]?.[quantile]?.value_ms ?? null);
-  const target = history.map((pool) => pool.slo[`${state.shown}_ms`]);
-  const scale = plot($("latency"), 220, [["target", target], ["p50", at("p50")], ["p99", at("p99")]]);
+  const at = history.map((pool) => pool.heard);
+  const pick = (name, label, of) => ({ name, label, values: history.map(of) });
+  const quantile = (q) => (pool) => pool.quantiles?.[state.shown]?.[q]?.value_ms ?? null;
+  const target = { ...pick("target", "target", (pool) => pool.slo[`${state.shown}_ms`]), step: true };
+  latencyChart.show(at, [target, pick("p50", "P50", quantile("p50")), pick("p99", "P99", quantile("p99"))],
+    { breach: ["p99", "target"], marks: state.marks });
   const found = now.quantiles?.[state.shown];
   $("latency-text").textContent = found?.n
-    ? `${LATENCIES[state.shown]}: P99 ${ms(found.p99.value_ms)} (blue), P50 ${ms(found.p50.value_ms)} (grey), `
-      + `target ${ms(now.slo[`${state.shown}_ms`])} (dashed), over ${found.n} requests of the last minute. ${scale.replace(/\.$/, " ms.")}`
+    ? `${LATENCIES[state.shown]}: P99 ${ms(found.p99.value_ms)}, P50 ${ms(found.p50.value_ms)}, `
+      + `target ${ms(now.slo[`${state.shown}_ms`])}, over ${found.n} requests of the last minute.`
     : `${LATENCIES[state.shown]}: no requests in the last minute.`;
-  const knobs = plot($("knobs"), 110, [["batch", history.map((pool) => pool.setpoints.max_batch_size)],
-    ["window", history.map((pool) => pool.setpoints.window_ms)]]);
-  $("knobs-text").textContent = `Batch size ${now.setpoints.max_batch_size} (violet), window ${ms(now.setpoints.window_ms)} `
-    + `(amber), turned by ${now.law}. ${now.queued} waiting, ${now.inflight} in flight. ${knobs}`;
+  const batch = { ...pick("batch", "batch size", (pool) => pool.setpoints.max_batch_size), step: true };
+  knobsChart.show(at, [pick("inflight", "in flight", (pool) => pool.inflight), batch], { marks: state.marks });
+  $("knobs-text").textContent = `Batch size ${now.setpoints.max_batch_size}, window ${ms(now.setpoints.window_ms)}, `
+    + `turned by ${now.law}. ${now.queued} waiting, ${now.inflight} in flight.`;
 }
 
-function plot(svg, height, lines) {
-  const top = Math.max(1e-9, ...lines.flatMap(([, values]) => values.map((value) => value ?? 0))) * 1.1;
-  const span = Math.min(KEPT, Math.max(60, lines[0][1].length));
-  const x = (index) => (800 * (span - lines[0][1].length + index)) / (span - 1);
-  const y = (value) => height - 4 - ((height - 8) * value) / top;
-  const paths = lines.map(([name, values]) => {
-    let path = "", pen = "M";
-    values.forEach((value, index) => {
-      if (value === null || value === undefined) { pen = "M"; return; }
-      path += `${pen}${x(index).toFixed(1)},${y(value).toFixed(1)}`;
-      pen = "L";
-    });
-    return [name, path];
+// Every target in force with what the evidence says, the worst first.
+function judged(pool) {
+  const q = `p${Math.round(100 * pool.slo.quantile)}`;
+  return Object.keys(LATENCIES).filter((name) => pool.slo[`${name}_ms`] !== null).map((name) => {
+    const found = pool.quantiles?.[name]?.[q] || pool.quantiles?.[name]?.p99;
+    const verdict = pool.attainment?.[name] || { verdict: "unproven", n: 0, late: 0 };
+    const target = pool.slo[`${name}_ms`];
+    return { name, q: q.toUpperCase(), target, found, used: (found?.value_ms ?? 0) / target, ...verdict };
   });
-  paths.unshift(["grid", `M0,${y(0)}L800,${y(0)}M0,${y(top / 2)}L800,${y(top / 2)}`]);
-  svg.replaceChildren(...paths.map(([name, path]) => {
-    const node = document.createElementNS("http://www.w3.org/2000/svg", "path");
-    node.setAttribute("class", name);
-    node.setAttribute("d", path);
-    return node;
-  }));
-  return `Last ${span >= 120 ? `${Math.round(span / 60)} minutes` : `${span} s`}, the line in the middle is `
-    + `${Number((top / 2).toPrecision(3))}.`;
 }
+
+const worst = (pool) => judged(pool).sort((a, b) => RANK[b.verdict] - RANK[a.verdict] || b.used - a.used)[0];
 
 function showPromise(pool) {
-  const targets = Object.keys(LATENCIES).filter((name) => pool.slo[`${name}_ms`] !== null);
-  if (!targets.length) {
-    $("promise").replaceChildren(el("li", {}, "Nothing is promised. Set a target below, and the controller works for it."));
-    return;
+  const targets = judged(pool), first = worst(pool);
+  $("headline").className = `card ${first ? first.verdict : ""}`;
+  const [mark, word] = first ? WORDS[first.verdict] : ["", "Nothing is promised"];
+  if ($("verdict-word").textContent !== word) {
+    $("verdict-mark").textContent = mark;
+    $("verdict-word").textContent = word;
   }
-  $("promise").replaceChildren(...targets.map((name) => {
-    const judged = pool.attainment?.[name] || { verdict: "unproven", n: 0, late: 0 };
-    const q = `p${Math.round(100 * pool.slo.quantile)}`;
-    const found = pool.quantiles?.[name]?.[q] || pool.quantiles?.[name]?.p99;
-    const interval = found && found.low_ms !== null && found.high_ms !== null ? ` (${ms(found.low_ms)} to ${ms(found.high_ms)})` : "";
-    return el("li", { className: judged.verdict },
-      `${LATENCIES[name]} `, el("span", { className: "verdict" }, judged.verdict),
-      el("b", {}, ms(found?.value_ms)),
-      el("small", {}, `target ${ms(pool.slo[`${name}_ms`])} at ${q.toUpperCase()}; ${judged.late} late of ${judged.n}${interval}`));
+  $("verdict-why").textContent = `${why(targets, first)} ${away(pool)}`.trim();
+  document.title = `${mark} ${pool.name} · Trimtab`.trim();
+  $("promise").replaceChildren(...targets.map((one) => {
+    const interval = one.found && one.found.low_ms !== null && one.found.high_ms !== null
+      ? `; between ${ms(one.found.low_ms)} and ${ms(one.found.high_ms)}` : "";
+    const fill = el("i", { className: one.used > 1 ? "over" : one.used > 0.85 ? "tight" : "" });
+    fill.style.width = `${Math.min(100, 100 * one.used)}%`;
+    return el("li", { className: one.verdict },
+      `${LATENCIES[one.name]} `, el("span", { className: "verdict" }, one.verdict),
+      el("b", {}, ms(one.found?.value_ms)), el("span", { className: "meter", ariaHidden: "true" }, fill),
+      el("small", {}, `target ${ms(one.target)} at ${one.q}; ${one.late} late of ${one.n}${interval}`));
   }));
+}
+
+function why(targets, first) {
+  if (!first) return "Set a target below, and the controller works for it.";
+  const seen = first.n ? `${first.late} of ${first.n} came late in the last minute` : "no requests in the last minute";
+  if (first.verdict === "missed") {
+    const also = targets.filter((one) => one.verdict === "missed" && one !== first && one.name !== first.name)
+      .map((one) => LATENCIES[one.name].toLowerCase());
+    return `${LATENCIES[first.name]}: ${first.q} is ${ms(first.found?.value_ms)} where ${ms(first.target)} is promised; ${seen}.`
+      + (also.length ? ` So ${also.length === 1 ? "is" : "are"} ${also.join(" and ")}.` : "");
+  }
+  if (first.verdict === "met") return `Every target holds, with 95% certainty. The tightest, ${LATENCIES[first.name].toLowerCase()}: ${seen}.`;
+  return first.n
+    ? `${LATENCIES[first.name]}: ${seen}, ${first.q} ${ms(first.found?.value_ms)} of ${ms(first.target)}. Too few to be sure at ${first.q}.`
+    : "There were no requests to judge by in the last minute.";
+}
+
+// How many the last minute's requests were, and how many of them got no chance or no answer.
+function fates(pool) {
+  const { ok = 0, refused = 0, shed = 0, failed = 0, timeout = 0 } = pool.counts || {};
+  return { all: ok + refused + shed + failed + timeout, turned: refused + shed, broken: failed + timeout };
+}
+
+function away(pool) {
+  const { all, turned, broken } = fates(pool);
+  const words = [[turned, "turned away to keep it for the rest"], [broken, "failed upstream"]]
+    .filter(([count]) => count > 0.05 * all).map(([count, word]) => `${share(count / all)} of requests were ${word}.`.replace("were failed", "failed"));
+  return words.join(" ");
+}
+
+function showVitals(pool) {
+  const { all, turned, broken } = fates(pool);
+  const part = (count) => (count ? `${count} (${share(count / all)})` : "0");
+  $("vitals").replaceChildren(...[
+    ["Arriving", `${(pool.arrival_rate ?? 0).toFixed(1)}/s`], ["Waiting", pool.queued], ["In flight", pool.inflight],
+    ["Batch size", pool.setpoints.max_batch_size], ["Window", ms(pool.setpoints.window_ms)],
+    ["Turned away", part(turned), turned > 0], ["Failed", part(broken), broken > 0],
+  ].map(([term, value, bad]) => el("div", { className: bad ? "bad" : "" }, el("dt", {}, term), el("dd", {}, String(value)))));
+}
+
+function showHolder(detail) {
+  const pinned = Object.entries(detail.pins).map(([name, value]) => `${KNOBS[name]} is pinned at ${value}`);
+  const held = detail.frozen ? ["Every knob is frozen", ...pinned] : pinned;
+  $("holder").classList.toggle("held", held.length > 0);
+  $("holder").textContent = held.length
+    ? `${held.join("; ")}: the law ${detail.law} cannot react with what is held.`
+    : `The knobs are turned by the law ${detail.law}.`;
 }
 
 // ---- steering
@@ -241,14 +300,16 @@ const fromSlide = (step, low, high) => Number((low * (high / low) ** (step / SCA
 function field(id, label, value, slider, onInput) {
   const number = el("input", { id, type: "number", step: "any", min: "0", value: value ?? "", placeholder: "none" });
   const range = el("input", { type: "range", "aria-label": `${label}, coarse`, ...slider.range, value: slider.to(value) });
-  const touched = () => { state.dirty.add(id); onInput?.(); };
+  const touched = () => { state.dirty.add(id); row.classList.add("changed"); onInput?.(); };
   number.addEventListener("input", () => { range.value = slider.to(number.valueAsNumber); touched(); });
   range.addEventListener("input", () => { number.value = slider.from(range.valueAsNumber); touched(); });
-  return el("div", { className: "field" }, el("label", { htmlFor: id }, label), range, number);
+  const row = el("div", { className: "field" }, el("label", { htmlFor: id }, label), range, number);
+  return row;
 }
 
 function showDetail(detail) {
   state.detail = detail;
+  showHolder(detail);
   if (![...state.dirty].some((id) => id.startsWith("slo-")) && !$("slo").contains(document.activeElement)) {
     const slider = { range: { min: 0, max: SCALE, step: 1 },
       to: (value) => (value > 0 ? toSlide(value, 1, 600000) : SCALE), from: (step) => fromSlide(step, 1, 600000) };
@@ -270,10 +331,10 @@ function showDetail(detail) {
   }
   $("freeze").setAttribute("aria-pressed", String(detail.frozen));
   $("freeze").textContent = detail.frozen ? "Frozen: let the law go on" : "Freeze the knobs";
-  $("expiring").replaceChildren(...detail.expiring.map((one) => el("li", {}, `${one.kind} goes back in ${Math.round(one.in_s)} s`)));
+  $("expiring").replaceChildren(...detail.expiring.map((one) => el("li", {}, `${PENDING[one.kind] || one.kind} back in ${ago(one.in_s)}.`)));
   $("upstreams").replaceChildren(...(detail.stats.upstreams || []).map((up) => el("tr", {},
-    el("th", { scope: "row" }, up.url), el("td", {}, up.state), el("td", {}, String(up.inflight)),
-    el("td", {}, String(up.served)), el("td", {}, `${(100 * up.failure_rate).toFixed(1)}%`))));
+    el("th", { scope: "row" }, up.url), el("td", { className: up.state }, up.state), el("td", {}, String(up.inflight)),
+    el("td", {}, String(up.served)), el("td", {}, share(up.failure_rate)))));
   const queue = detail.stats.queue || { by_class: {} };
   $("queue").replaceChildren(...[
     ...Object.entries(queue.by_class).map(([name, count]) => [`Waiting, ${name}`, count]),
@@ -321,7 +382,6 @@ $("try").addEventListener("click", async () => {
   $("paper").textContent = "Playing the last minutes' requests...";
   try {
     const found = await call("POST", `${base()}/what-if`, { setpoints });
-    const share = (value) => `${(100 * value).toFixed(1)}%`;
     const words = (one) => `${one.goodput.toFixed(2)} on time a second, P99 ${ms(one.p99_s === null ? null : 1000 * one.p99_s)}, `
       + `${share(one.late_share)} late, ${share(one.refused_share + one.shed_share)} turned away`;
     $("paper").textContent = `Simulated on ${found.requests} requests. As it is: ${words(found.now)}. With these values: ${words(found.then)}.`;
@@ -349,10 +409,16 @@ function addDecision(decision, live) {
   const id = `decision-${decision.id}`;
   if ($(id)) return;
   const undoable = UNDOABLE.has(decision.rule) || "max_batch_size" in decision.old;
-  const item = el("li", { id },
-    el("small", {}, `${new Date(1000 * decision.wall).toLocaleTimeString()} · #${decision.id} ${decision.rule} · ${decision.actor}`),
+  const when = new Date(1000 * decision.wall);
+  const kind = decision.rule.startsWith("shadow.") ? "shadow" : decision.actor === "controller" ? "law" : "operator";
+  const who = decision.actor.replace(/^admin:/, "");
+  const item = el("li", { id, className: kind },
+    el("small", {}, el("time", { dateTime: when.toISOString() }, when.toLocaleTimeString([], { hour12: false })),
+      ` · #${decision.id} · ${decision.rule} · ${who}`),
     el("div", {}, decision.text));
-  if (decision.outcome) item.append(el("small", {}, decision.outcome));
+  if (decision.outcome) item.append(el("small", { className: "came" }, decision.outcome));
+  if (kind !== "shadow") state.marks.push(1000 * decision.wall);
+  $("silent").hidden = true;
   if (undoable) {
     item.append(el("div", {}, el("button", { type: "button", "aria-label": `Undo decision ${decision.id}`,
       onclick: () => change("POST", "/rollback", { decision: decision.id }) }, "Undo")));

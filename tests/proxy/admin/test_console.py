@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import re
-import shutil
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
@@ -18,18 +13,12 @@ from pydantic import SecretStr
 from controller.slo import SLO
 from proxy.admin.server import make_app
 from proxy.config.model import AdminConfig
+from tests.proxy.admin.browser import Browser, Window, browser, in_browser
 from tests.proxy.admin.operator import FakeOperator
 
+__all__ = ["browser"]
+
 FILES = Path(__file__).resolve().parents[3] / "proxy" / "admin" / "console"
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync")  # fmt: skip
-in_browser = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None or importlib.util.find_spec("playwright") is None, reason="no Playwright or no Chromium"
-    ),
-]
 
 
 def test_all_assets_together_are_small() -> None:
@@ -45,7 +34,8 @@ def test_nothing_is_asked_of_other_hosts() -> None:
 async def test_pages_are_served_with_headers_that_allow_nothing_else(api: TestClient) -> None:
     async with api.get("/", allow_redirects=False) as answer:
         assert (answer.status, answer.headers["Location"]) == (302, "/console/")
-    for path, kind in (("", "text/html"), ("console.css", "text/css"), ("console.js", "text/javascript")):
+    for path, kind in (("", "text/html"), ("console.css", "text/css"), ("console.js", "text/javascript"),
+                       ("chart.js", "text/javascript")):  # fmt: skip
         async with api.get(f"/console/{path}") as answer:
             assert (answer.status, answer.content_type) == (200, kind)
             assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; script-src 'self'")
@@ -60,50 +50,6 @@ async def test_pages_need_no_token_but_what_they_ask_for_does(operator: FakeOper
             assert answer.status == 200
         async with client.get("/admin/v1/events") as answer:
             assert answer.status == 401
-
-
-class Browser:
-    """A page on the console of an operator; the server can be taken away and brought back on the same port."""
-
-    def __init__(self, operator: FakeOperator, page: Any, token: str | None) -> None:
-        self.operator = operator
-        self.page = page
-        self.faults: list[str] = []
-        self._config = AdminConfig(port=0, token=SecretStr(token) if token else None)
-        self._server: TestServer | None = None
-        self._port = 0
-        page.on("pageerror", lambda error: self.faults.append(str(error)))
-
-    async def serve(self) -> str:
-        self._server = TestServer(make_app(self.operator, self._config), port=self._port or None)
-        await self._server.start_server(shutdown_timeout=0.1)
-        self._port = self._server.port or 0
-        return f"http://127.0.0.1:{self._port}/console/"
-
-    async def vanish(self) -> None:
-        if self._server is not None:
-            await self._server.close()
-            self._server = None
-
-    async def says(self, selector: str, text: str) -> None:
-        """Wait until an element has `text` in it."""
-        await self.page.locator(selector).filter(has_text=text).first.wait_for(timeout=15_000)
-
-
-@pytest.fixture
-async def browser(operator: FakeOperator, request: pytest.FixtureRequest) -> AsyncIterator[Browser]:
-    from playwright.async_api import async_playwright
-
-    async with AsyncExitStack() as stack:
-        driver = await stack.enter_async_context(async_playwright())
-        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        stack.push_async_callback(chromium.close)
-        page = await chromium.new_page(viewport={"width": 360, "height": 800})
-        opened = Browser(operator, page, getattr(request, "param", None))
-        stack.push_async_callback(opened.vanish)
-        await page.goto(await opened.serve())
-        yield opened
-        assert opened.faults == []
 
 
 class TestInBrowser:
@@ -177,7 +123,7 @@ class TestInBrowser:
         )
         assert unnamed == []
 
-    @pytest.mark.parametrize("browser", ["t" * 16], indirect=True)
+    @pytest.mark.parametrize("browser", [Window(token="t" * 16)], indirect=True)
     async def test_asks_for_the_token_and_keeps_it_for_the_tab(self, browser: Browser) -> None:
         await browser.page.locator("#login").wait_for(state="visible", timeout=15_000)
         await browser.page.fill("#token", "t" * 16)
