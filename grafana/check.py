@@ -1,36 +1,36 @@
-"""Ask every question of every dashboard of a live Trimtab: `python grafana/check.py` (a minute; needs prometheus).
+"""Ask every question of every dashboard of a live Trimtab: `python grafana/check.py` (two minutes; needs prometheus).
 
-Starts the demo, puts it under a mixed load, scrapes it with a real Prometheus, runs every panel's queries with their
-variables filled in, and fails when a panel has no data, a query is refused, or a legend names a label that is not
-there.
+Starts the demo, plays a scripted load (`grafana/live.py`), scrapes it with a real Prometheus, runs every panel's
+queries with their variables filled in, and fails when a panel has no data, a query is refused, or a legend names a
+label that is not there. With `--pictures FOLDER` each dashboard is drawn by Grafana's own libraries and photographed,
+too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
 import math
 import re
 import shutil
-import signal
-import socket
 import sys
-import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import aiohttp
+
+from grafana.live import Script, started
+from grafana.pictures import built, cache_folder, photograph
 
 __all__ = ["main"]
 
 HERE = Path(__file__).resolve().parent
 STEP_S = 2
-SPAN_S = 60
-PROMPTS = ("The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at")
 
 
 class Finding(NamedTuple):
@@ -42,69 +42,14 @@ class Finding(NamedTuple):
     fault: str
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
-
-
-@contextlib.asynccontextmanager
-async def process(*command: str, quiet: bool = True) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Run a command; end it with SIGTERM, then SIGKILL."""
-    sink = asyncio.subprocess.DEVNULL if quiet else None
-    running = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, stderr=sink)
-    try:
-        yield running
-    finally:
-        if running.returncode is None:
-            running.send_signal(signal.SIGTERM)
-            try:
-                await asyncio.wait_for(running.communicate(), 20)
-            except TimeoutError:
-                running.kill()
-                await running.wait()
-
-
-async def until_ready(running: asyncio.subprocess.Process) -> None:
-    """Wait for the demo's last line."""
-    assert running.stdout is not None
-    while b"Ctrl-C stops" not in (line := await running.stdout.readline()):
-        if not line:
-            raise SystemExit("the demo ended before it was ready; try `trimtab up`")
-
-
-async def load(url: str, end: float) -> int:
-    """Send streams, plain requests, faulty ones and broken-off ones until `end`; return how many."""
-    sent = 0
-
-    async def client(http: aiohttp.ClientSession, number: int) -> None:
-        nonlocal sent
-        while time.monotonic() < end:
-            kind = (sent + number) % 8
-            body: dict[str, Any] = {"model": "demo", "prompt": PROMPTS[sent % 4], "max_tokens": 4 + sent % 8}
-            body["stream"] = kind < 5
-            if kind == 6:
-                body["max_tokens"] = -1
-            headers = {"x-trimtab-class": ("interactive", "default", "batch")[sent % 3]}
-            sent += 1
-            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-                limit = aiohttp.ClientTimeout(total=0.3 if kind == 7 else 30)
-                async with http.post(f"{url}/v1/completions", json=body, headers=headers, timeout=limit) as answer:
-                    await answer.read()
-
-    async with aiohttp.ClientSession() as http:
-        await asyncio.gather(*(client(http, number) for number in range(6)))
-    return sent
-
-
 class Prometheus:
     """A client of Prometheus' query API, with Grafana's variables filled in."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, span_s: float) -> None:
         self._http = http
         self._url = url
-        self.variables = {"__rate_interval": "15s", "__interval": "5s", "__range": f"{SPAN_S}s"}
+        self._span_s = span_s
+        self.variables = {"__rate_interval": "15s", "__interval": "5s", "__range": f"{span_s:g}s"}
 
     async def get(self, path: str, **query: str) -> Any:
         """Return the data of an API call. Raises ValueError with Prometheus' own words."""
@@ -132,10 +77,10 @@ class Prometheus:
         return re.sub(r"\$\{?(\w+)\}?", lambda match: self.variables.get(match[1], match[0]), expression)
 
     async def series(self, expression: str) -> list[dict[str, Any]]:
-        """Return the series of a range query over the last minute that have a finite value."""
+        """Return the series of a range query over the time of the load that have a finite value."""
         now = time.time()
         data = await self.get(
-            "query_range", query=self.fill(expression), start=str(now - SPAN_S), end=str(now), step=str(STEP_S)
+            "query_range", query=self.fill(expression), start=str(now - self._span_s), end=str(now), step=str(STEP_S)
         )
         return [one for one in data["result"] if any(math.isfinite(float(value)) for _, value in one["values"])]
 
@@ -168,55 +113,47 @@ async def _ask(prometheus: Prometheus, target: dict[str, Any]) -> str:
     return ""
 
 
-async def run(seconds: float) -> int:
-    """Start everything, wait, ask; return the exit code."""
-    port, admin, worker, server = (free_port() for _ in range(4))
-    demo = (
-        sys.executable, "-m", "proxy.cli", "up", "--port", str(port), "--admin-port", str(admin), "--worker-port",
-        str(worker), "--set", "slo.tpot_ms=500", "--set", "slo.queue_ms=2000", "--set", "drain.grace_s=0",
-    )  # fmt: skip
-    config = (HERE / "prometheus.yml").read_text()
-    config = config.replace("127.0.0.1:8081", f"127.0.0.1:{admin}").replace("127.0.0.1:8000", f"127.0.0.1:{worker}")
-    config = config.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
-        "evaluation_interval: 15s", "evaluation_interval: 5s"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "prometheus.yml"
-        file.write_text(config.replace("- rules.yml", f"- {HERE / 'rules.yml'}"))
-        scraper = (
-            "prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder}/data",
-            f"--web.listen-address=127.0.0.1:{server}",
-        )  # fmt: skip
-        async with process(*demo) as running:
-            await until_ready(running)
-            async with process(*scraper), aiohttp.ClientSession() as http:
-                sent = await load(f"http://127.0.0.1:{port}", time.monotonic() + seconds)
-                prometheus = Prometheus(http, f"http://127.0.0.1:{server}")
-                return await report(prometheus, sent)
+async def run(seconds: float, pictures: Path | None, workshop: Path) -> int:
+    """Start everything, play the script, ask, and take pictures where wanted; return the exit code."""
+    page = None if pictures is None else await built(workshop)
+    async with started() as running, aiohttp.ClientSession() as http:
+        sent = await Script(http, running, seconds).run()
+        boards = [(path.stem, json.loads(path.read_text())) for path in sorted((HERE / "dashboards").glob("*.json"))]
+        taken = []
+        if page is not None and pictures is not None:
+            taken = await photograph(page, running.prometheus, boards, pictures, seconds)
+        faults = await _ask_all(Prometheus(http, running.prometheus, seconds), boards, sent)
+    broken = [f"{one.board}: {fault}" for one in taken for fault in one.faults]
+    for one in taken:
+        print(f"picture: {one.file}")
+    print("\n".join(broken), end="\n" if broken else "")
+    return 1 if faults or broken else 0
 
 
-async def report(prometheus: Prometheus, sent: int) -> int:
-    """Print what was found; return 1 when there was a fault."""
+async def _ask_all(prometheus: Prometheus, boards: Sequence[tuple[str, dict[str, Any]]], sent: int) -> int:
+    """Print what was found; return how many faults there are."""
     faults: list[Finding] = []
-    panels = 0
-    for path in sorted((HERE / "dashboards").glob("*.json")):
-        board = json.loads(path.read_text())
-        panels += sum(panel["type"] != "row" for panel in board["panels"])
-        faults += await examine(prometheus, path.stem, board)
+    for name, board in boards:
+        faults += await examine(prometheus, name, board)
+    panels = sum(panel["type"] != "row" for _, board in boards for panel in board["panels"])
     for board_name, panel, query, fault in faults:
         print(f"{board_name} / {panel}: {fault}\n    {query}")
     print(f"{panels} panels under {sent} requests: {len(faults) or 'no'} fault{'' if len(faults) == 1 else 's'}")
-    return 1 if faults else 0
+    return len(faults)
 
 
 def main() -> int:
     """Run the check."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to put it under load")
-    seconds = parser.parse_args().seconds
+    parser.add_argument("--pictures", type=Path, help="folder to put a picture of every dashboard into")
+    parser.add_argument("--workshop", type=Path, default=cache_folder(), help="where Grafana's libraries are kept")
+    options = parser.parse_args()
     if shutil.which("prometheus") is None:
         raise SystemExit("prometheus is not installed; on Debian: apt-get install prometheus")
-    return asyncio.run(run(seconds))
+    if options.pictures is not None:
+        options.pictures.mkdir(parents=True, exist_ok=True)
+    return asyncio.run(run(options.seconds, options.pictures, options.workshop))
 
 
 if __name__ == "__main__":

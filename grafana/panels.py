@@ -132,9 +132,15 @@ def _target(query: Q, index: int) -> prom.Dataquery:
 
 def lines(
     title: str, description: str, unit: str, *queries: Q, width: int = 8, height: int = 8, fill: int = 8,
-    dashed: str | None = None, log: bool = False, top: float | None = None,
+    dashed: str | None = None, thin: str | None = None, log: int | None = None, top: float | None = None,
+    at_least: float | None = None,
 ) -> timeseries.Panel:  # fmt: skip
-    """Return a time series. Series whose name matches `dashed` (a target, a limit) are drawn as dashed lines."""
+    """Return a time series.
+
+    Series whose name matches `dashed` (a target, a limit) are drawn as dashed red lines, those that match `thin` (an
+    interval) as thin grey ones. `log` is the base of a logarithmic axis, `top` its end, `at_least` the least value
+    that it reaches, so that a flat zero is not drawn under a scale of its own invention.
+    """
     panel = (
         timeseries.Panel()
         .title(title)
@@ -146,7 +152,6 @@ def lines(
         .line_width(1.5)
         .fill_opacity(fill)
         .show_points(cm.VisibilityMode.NEVER)
-        .axis_soft_min(0)
         .tooltip(common.VizTooltipOptions().mode(cm.TooltipDisplayMode.MULTI).sort(cm.SortOrder.DESCENDING))
         .legend(
             common.VizLegendOptions()
@@ -155,8 +160,12 @@ def lines(
             .show_legend(True)
         )
     )
-    if log:
-        panel = panel.scale_distribution(common.ScaleDistributionConfig().type(cm.ScaleDistribution.LOG).log(10))
+    if log is not None:
+        panel = panel.scale_distribution(common.ScaleDistributionConfig().type(cm.ScaleDistribution.LOG).log(log))
+    else:
+        panel = panel.axis_soft_min(0)
+    if at_least is not None:
+        panel = panel.axis_soft_max(at_least)
     if top is not None:
         panel = panel.max(top)
     if dashed:
@@ -166,6 +175,16 @@ def lines(
                 m.DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 6]}),
                 m.DynamicConfigValue(id_val="custom.fillOpacity", value=0),
                 m.DynamicConfigValue(id_val="custom.lineWidth", value=2),
+                m.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": "red"}),
+            ],
+        )
+    if thin:
+        panel = panel.override_by_regexp(
+            f"/{thin}/",
+            [
+                m.DynamicConfigValue(id_val="custom.fillOpacity", value=0),
+                m.DynamicConfigValue(id_val="custom.lineWidth", value=1),
+                m.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": "text"}),
             ],
         )
     for index, query in enumerate(queries):
@@ -174,10 +193,11 @@ def lines(
 
 
 def stacked(
-    title: str, description: str, unit: str, *queries: Q, width: int = 8, height: int = 8
-) -> timeseries.Panel:
+    title: str, description: str, unit: str, *queries: Q, width: int = 8, height: int = 8,
+    at_least: float | None = None,
+) -> timeseries.Panel:  # fmt: skip
     """Return a time series whose areas add up."""
-    panel = lines(title, description, unit, *queries, width=width, height=height, fill=40)
+    panel = lines(title, description, unit, *queries, width=width, height=height, fill=40, at_least=at_least)
     return panel.stacking(common.StackingConfig().mode(cm.StackingMode.NORMAL))
 
 
@@ -195,6 +215,7 @@ def value(
         .span(width)
         .height(height)
         .color_mode(cm.BigValueColorMode.VALUE)
+        .color_scheme(d.FieldColor().mode(m.FieldColorModeId.THRESHOLDS))
         .graph_mode(cm.BigValueGraphMode.AREA)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .thresholds(
@@ -270,4 +291,5 @@ def against_target(name: str, title: str, what: str, width: int = 12) -> timeser
         Q(f'trimtab_slo_target_seconds{{pool=~"$pool", slo="{name}"}}', "{{pool}} target"),
         width=width,
         dashed="target$",
+        thin="(upper|lower)$",
     )

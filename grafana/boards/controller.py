@@ -18,12 +18,15 @@ def build() -> d.Dashboard:
     board.with_panel(
         lines(
             "Batch size",
-            "The batch size knob; dashed, how far it may go.",
+            "The batch size knob over what is in flight; dashed, how far it may go. Logarithmic.",
             "none",
             Q(by_pool("trimtab_setpoint_max_batch_size"), "{{pool}}"),
             Q(by_pool("trimtab_setpoint_max_batch_size_bound"), "{{pool}} {{bound}} bound"),
+            Q(by_pool("trimtab_inflight"), "{{pool}} in flight"),
             width=12,
             dashed="bound$",
+            thin="in flight$",
+            log=2,
         )
     )
     board.with_panel(
@@ -33,6 +36,7 @@ def build() -> d.Dashboard:
             "s",
             Q(by_pool("trimtab_setpoint_window_seconds"), "{{pool}}"),
             width=12,
+            at_least=0.01,
         )
     )
     board.with_row(row("Two signals, kept apart"))
@@ -68,13 +72,13 @@ def build() -> d.Dashboard:
         )
     )
     board.with_panel(
-        lines(
+        state(
             "Law",
             "The law in force, by pool.",
-            "none",
             Q(by_pool("trimtab_law_info"), "{{pool}}: {{law}}"),
+            {"1": ("in force", "blue")},
             width=6,
-            top=2,
+            height=8,
         )
     )
     board.with_row(row("Evidence"))

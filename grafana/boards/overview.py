@@ -80,7 +80,16 @@ def build() -> d.Dashboard:
             "none",
             Q(BURN.format(window="5m"), "{{pool}} {{slo}} 5 min"),
             Q(BURN.format(window="1h"), "{{pool}} {{slo}} 1 h"),
-            width=12,
+            at_least=2.0,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Error budget left",
+            "Part of the last 24 hours' allowed late requests that is left, by class; below 0 it is overspent.",
+            "percentunit",
+            Q(by_pool("trimtab_slo_error_budget_remaining_ratio"), "{{pool}} {{class}}"),
+            at_least=1.0,
         )
     )
     board.with_panel(
@@ -93,6 +102,7 @@ def build() -> d.Dashboard:
                 "{{pool}} {{slo}}",
             ),
             {"2": ("met", "green"), "1": ("unproven", "blue"), "0": ("missed", "red")},
+            width=8,
             height=8,
         )
     )
@@ -144,6 +154,7 @@ def build() -> d.Dashboard:
             "Share in use of what the setpoints allow in flight.",
             "percentunit",
             Q(by_pool("trimtab_saturation_ratio"), "{{pool}}"),
+            at_least=1.0,
         )
     )
     return board

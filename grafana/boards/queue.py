@@ -40,10 +40,18 @@ def build() -> d.Dashboard:
             "P95 of the time in the queue, by class.",
             "s",
             Q(quantile(0.95, HISTOGRAMS["queue"], "class"), "{{class}} p95"),
-            width=12,
         )
     )
-    board.with_panel(heat("Wait", "How long requests wait.", "s", HISTOGRAMS["queue"]))
+    board.with_panel(heat("Wait", "How long requests wait.", "s", HISTOGRAMS["queue"], width=8))
+    board.with_panel(
+        lines(
+            "Express share",
+            "Most that express classes get while others wait; moved by evidence.",
+            "percentunit",
+            Q(by_pool("trimtab_express_share_ratio"), "{{pool}}"),
+            top=1.0,
+        )
+    )
     board.with_row(row("Batches"))
     size = (
         'sum by (pool) (rate(trimtab_batch_size_sum{pool=~"$pool"}[$__rate_interval]))'
@@ -89,6 +97,7 @@ def build() -> d.Dashboard:
                 "{{pool}}",
             ),
             width=12,
+            at_least=0.1,
         )
     )
     return board

@@ -51,6 +51,7 @@ def build() -> d.Dashboard:
             "Requests that failed or timed out there, per second.",
             "reqps",
             Q(rate("trimtab_upstream_requests_total", up, 'pool=~"$pool", outcome!="ok"'), "{{upstream}}"),
+            at_least=1.0,
         )
     )
     board.with_panel(
@@ -59,6 +60,7 @@ def build() -> d.Dashboard:
             "Moving share of failures and overloads, as routing sees it.",
             "percentunit",
             Q(by_pool("trimtab_upstream_failure_ratio"), "{{upstream}}"),
+            at_least=0.1,
         )
     )
     board.with_panel(
@@ -76,6 +78,7 @@ def build() -> d.Dashboard:
             "Upstream calls repeated, per second.",
             "ops",
             Q(rate("trimtab_retries_total", "pool"), "{{pool}}"),
+            at_least=1.0,
             width=12,
         )
     )
@@ -115,7 +118,7 @@ def build() -> d.Dashboard:
             Q('process_open_fds{job="trimtab"}', "{{instance}} open"),
             Q('process_max_fds{job="trimtab"}', "{{instance}} limit"),
             dashed="limit$",
-            log=True,
+            log=10,
             width=12,
         )
     )

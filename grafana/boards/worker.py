@@ -110,6 +110,7 @@ def build() -> d.Dashboard:
             "Sequences put back to free their blocks, per second.",
             "ops",
             Q(rate("vllm:num_preemptions_total", "model_name", where), "{{model_name}}"),
+            at_least=1.0,
         )
     )
     board.with_panel(
@@ -118,6 +119,7 @@ def build() -> d.Dashboard:
             "Times work waited and nothing could run, per second.",
             "ops",
             Q(rate("trimtab_worker_stalls_total", "model_name", where), "{{model_name}}"),
+            at_least=1.0,
         )
     )
     return board

@@ -1,0 +1,156 @@
+"""The live product under a scripted load, scraped by a real Prometheus: what `grafana/check.py` questions.
+
+The script is short and has something to show in every panel: streams, plain requests and embeddings of three classes,
+faulty requests, callers that leave, a burst that has to wait, and an operator who tightens the promise, loosens it
+again, pins a knob for a moment and reloads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import aiohttp
+
+__all__ = ["Running", "Script", "started"]
+
+HERE = Path(__file__).resolve().parent
+PREFIX = "You are a careful assistant. You answer in one short sentence, and you say so when you do not know. "
+ENDS = ("The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at")
+CLASSES = ("interactive", "default", "batch")
+EASY, TIGHT = {"tpot_ms": 1500}, {"tpot_ms": 150}
+SHIFTS = (
+    (0.30, "PATCH", "/admin/v1/pools/default/slo", TIGHT),
+    (0.55, "PATCH", "/admin/v1/pools/default/slo", EASY),
+    (0.65, "PATCH", "/admin/v1/pools/default/setpoints?for_s=6", {"max_batch_size": 3}),
+    (0.85, "POST", "/admin/v1/reload", None),
+)
+"""What the operator does, and at which part of the time."""
+STEADY, BURST = 5, 14
+"""Clients that are always there, and those that come on top for the middle of the last third."""
+
+
+class Running(NamedTuple):
+    """Where things are once everything runs."""
+
+    data: str
+    admin: str
+    prometheus: str
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.asynccontextmanager
+async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
+    """Run a command; end it with SIGTERM, then SIGKILL."""
+    running = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
+    )
+    try:
+        yield running
+    finally:
+        if running.returncode is None:
+            running.send_signal(signal.SIGTERM)
+            try:
+                await asyncio.wait_for(running.communicate(), 20)
+            except TimeoutError:
+                running.kill()
+                await running.wait()
+
+
+async def until_ready(running: asyncio.subprocess.Process) -> None:
+    """Wait for the demo's last line."""
+    assert running.stdout is not None
+    while b"Ctrl-C stops" not in (line := await running.stdout.readline()):
+        if not line:
+            raise SystemExit("the demo ended before it was ready; try `trimtab up`")
+
+
+@contextlib.asynccontextmanager
+async def started() -> AsyncIterator[Running]:
+    """Start the demo and a Prometheus that scrapes it every second with our rules."""
+    port, admin, worker, server = (free_port() for _ in range(4))
+    demo = (
+        sys.executable, "-m", "proxy.cli", "up", "--port", str(port), "--admin-port", str(admin), "--worker-port",
+        str(worker), "--set", f"slo.tpot_ms={EASY['tpot_ms']}", "--set", "slo.queue_ms=10000", "--set",
+        "drain.grace_s=0",
+    )  # fmt: skip
+    config = (HERE / "prometheus.yml").read_text()
+    config = config.replace("127.0.0.1:8081", f"127.0.0.1:{admin}").replace("127.0.0.1:8000", f"127.0.0.1:{worker}")
+    config = config.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
+        "evaluation_interval: 15s", "evaluation_interval: 5s"
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "prometheus.yml"
+        file.write_text(config.replace("- rules.yml", f"- {HERE / 'rules.yml'}"))
+        scraper = (
+            "prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder}/data",
+            f"--web.listen-address=127.0.0.1:{server}",
+        )  # fmt: skip
+        async with process(*demo) as running:
+            await until_ready(running)
+            async with process(*scraper):
+                yield Running(*(f"http://127.0.0.1:{number}" for number in (port, admin, server)))
+
+
+class Script:
+    """Sends the load. `sent` counts requests."""
+
+    def __init__(self, http: aiohttp.ClientSession, running: Running, seconds: float) -> None:
+        self._http = http
+        self._running = running
+        self._seconds = seconds
+        self._start = time.monotonic()
+        self.sent = 0
+
+    async def run(self) -> int:
+        """Play the whole script; return how many requests were sent."""
+        clients = [self._client(number, 0.0, 1.0) for number in range(STEADY)]
+        clients += [self._client(number, 0.7, 0.85) for number in range(BURST)]
+        await asyncio.gather(*clients, *(self._shift(*shift) for shift in SHIFTS))
+        return self.sent
+
+    async def _until(self, part: float) -> None:
+        await asyncio.sleep(max(0.0, self._start + part * self._seconds - time.monotonic()))
+
+    async def _client(self, number: int, first: float, last: float) -> None:
+        await self._until(first)
+        while time.monotonic() < self._start + last * self._seconds:
+            kind, self.sent = (self.sent + number) % 10, self.sent + 1
+            path, body = self._request(kind)
+            headers = {"x-trimtab-class": CLASSES[self.sent % 3], "x-trimtab-tenant": f"team-{self.sent % 2}"}
+            limit = aiohttp.ClientTimeout(total=0.3 if kind == 7 else 30)
+            with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+                url = self._running.data + path
+                async with self._http.post(url, json=body, headers=headers, timeout=limit) as answer:
+                    await answer.read()
+                if answer.status == 503:
+                    await asyncio.sleep(min(1.0, float(answer.headers.get("Retry-After", "1"))))
+
+    def _request(self, kind: int) -> tuple[str, dict[str, Any]]:
+        """Return a request: 0 to 5 stream, 6 is faulty, 7 is left early, 8 embeds, 9 waits for the whole answer."""
+        prompt = PREFIX + ENDS[self.sent % len(ENDS)]
+        if kind == 8:
+            return "/v1/embeddings", {"model": "demo", "input": [prompt, "a second text"]}
+        length = -1 if kind == 6 else 4 + self.sent % 8
+        return "/v1/completions", {"model": "demo", "prompt": prompt, "max_tokens": length, "stream": kind < 6}
+
+    async def _shift(self, part: float, method: str, path: str, body: dict[str, Any] | None) -> None:
+        await self._until(part)
+        headers = {"x-trimtab-actor": "dashboards-check"}
+        async with self._http.request(method, self._running.admin + path, json=body, headers=headers) as answer:
+            if answer.status >= 400:
+                raise SystemExit(f"{method} {path}: {answer.status} {await answer.text()}")
