@@ -1,6 +1,7 @@
 """Write the reference pages from the code: `python docs/generate.py`, or `--check` to report drift.
 
-docs/configuration.md comes from the configuration's models, docs/admin-api.md from the table of operations.
+docs/configuration.md comes from the configuration's models, docs/admin-api.md from the table of operations,
+docs/metrics.md from the registries.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from controller.laws import LAWS
+from docs.generate_metrics import metrics
 from policies.registry import policy_names
 from proxy.admin.openapi import OPERATIONS, Operation
 from proxy.admin.schemas import ProblemOut
@@ -287,11 +289,15 @@ def _is_model(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
-PAGES: dict[str, Callable[[], str]] = {"configuration.md": configuration, "admin-api.md": admin_api}
+PAGES: dict[str, Callable[[], str]] = {
+    "configuration.md": configuration,
+    "admin-api.md": admin_api,
+    "metrics.md": metrics,
+}
 
 
 def main() -> int:
-    """Write both pages, or with --check say which are out of date."""
+    """Write every page, or with --check say which are out of date."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 when a page is out of date")
     check = parser.parse_args().check
