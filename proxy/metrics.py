@@ -159,7 +159,7 @@ class Metrics:
         self.shed_total = count("trimtab_shed", "Requests turned away or dropped, by reason.", ("pool", "reason"))
         self.judged = count("trimtab_slo_requests", "Requests measured against a target.", ("pool", "slo"))
         self.missed = count("trimtab_slo_violations", "Requests that missed a target.", ("pool", "slo"))
-        self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens of finished requests.", ("pool",))
+        self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens of requests sent to an upstream.", ("pool",))
         self.output_tokens = count("trimtab_output_tokens", "Output tokens of finished requests.", ("pool",))
         self.upstream_requests = count(
             "trimtab_upstream_requests", "Requests finished at an upstream.", ("pool", "upstream", "outcome")
@@ -226,7 +226,8 @@ class Metrics:
                 if cell is None:
                     cell = self._upstream_cell(pool, obs.upstream, result)
                 cell.value += 1.0
-        pool.prompt_tokens.value += obs.prompt_tokens
+        if obs.dispatched is not None:  # a prompt that was turned away cost nobody a token
+            pool.prompt_tokens.value += obs.prompt_tokens
         pool.output_tokens.value += obs.output_tokens
         if result is Result.OK:
             for index, target, judged, missed in pool.judgement():

@@ -126,7 +126,7 @@ def build() -> d.Dashboard:
     board.with_panel(
         lines(
             "Tokens",
-            "Tokens of finished requests, per second.",
+            "Tokens of requests sent to an upstream, per second.",
             "short",
             Q(rate("trimtab_prompt_tokens_total", "pool"), "{{pool}} prompt"),
             Q(rate("trimtab_output_tokens_total", "pool"), "{{pool}} output"),

@@ -66,6 +66,14 @@ def test_a_served_stream_is_counted_everywhere_once() -> None:
     assert total(metrics, "trimtab_upstream_requests_total", upstream="http://a:1", outcome="ok") == 1
 
 
+def test_tokens_of_a_request_that_was_turned_away_are_not_counted() -> None:
+    metrics = make(ttft_ms=500)
+    refused = served(result=Result.REFUSED, dispatched=None, first_byte=None, last_byte=None, output_tokens=0)
+    metrics.request_finished(refused, "chat.completions", 503)
+    assert total(metrics, "trimtab_requests_total", outcome="refused") == 1
+    assert total(metrics, "trimtab_prompt_tokens_total") == 0
+
+
 @pytest.mark.parametrize(
     ("result", "judged", "missed", "queued"),
     [
