@@ -159,7 +159,7 @@ class Metrics:
         self.shed_total = count("trimtab_shed", "Requests turned away or dropped, by reason.", ("pool", "reason"))
         self.judged = count("trimtab_slo_requests", "Requests measured against a target.", ("pool", "slo"))
         self.missed = count("trimtab_slo_violations", "Requests that missed a target.", ("pool", "slo"))
-        self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens of requests sent to an upstream.", ("pool",))
+        self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens sent to upstreams.", ("pool",))
         self.output_tokens = count("trimtab_output_tokens", "Output tokens of finished requests.", ("pool",))
         self.upstream_requests = count(
             "trimtab_upstream_requests", "Requests finished at an upstream.", ("pool", "upstream", "outcome")
