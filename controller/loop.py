@@ -84,10 +84,10 @@ class PoolController:
         self._started = now
         self._setpoints = setpoints
         self._pins: dict[str, float] = {}
-        self._law, self._admission_on, late_target = _build_law(law, law_options)
+        self._law, self._admission_on, late_target, self._law_options = _build_law(law, law_options)
         self._shadow: Law | None = None
         self._experiment: Switchback | None = None
-        self._arms: dict[str, tuple[Law, bool, float]] = {}
+        self._arms: dict[str, _BuiltLaw] = {}
         self._upstream: Upstream = MergeUpstream(late_target) if mode == "merge" else GateUpstream(late_target)
         self._admission = Admission()
         self._window = LatencyWindow()
@@ -131,6 +131,11 @@ class PoolController:
     def law_name(self) -> str:
         """The law that turns the knobs."""
         return self._law.name
+
+    @property
+    def law_options(self) -> Mapping[str, Any]:
+        """The options it was made with; an option left out has its default."""
+        return dict(self._law_options)
 
     @property
     def pins(self) -> Mapping[str, float]:
@@ -436,8 +441,8 @@ class PoolController:
             self._arrivals = 0
             self._last_tick = now
 
-    def _use(self, law: Law, admission: bool, late_target: float) -> None:
-        self._law, self._admission_on = law, admission
+    def _use(self, law: Law, admission: bool, late_target: float, options: Mapping[str, Any]) -> None:
+        self._law, self._admission_on, self._law_options = law, admission, options
         self._upstream.late_target(late_target)
         self._budget()
 
@@ -503,10 +508,14 @@ class PoolController:
         )
 
 
-def _build_law(name: str, options: Mapping[str, Any] | None) -> tuple[Law, bool, float]:
+_BuiltLaw = tuple[Law, bool, float, Mapping[str, Any]]
+"""A law, whether it refuses and sheds by prediction, its late target, and the options it was made with."""
+
+
+def _build_law(name: str, options: Mapping[str, Any] | None) -> _BuiltLaw:
     own = dict(options or {})
     admission = bool(own.pop("admission", True))
     late_target = float(own.pop("late_target", 0.01))
     if not 0.0 < late_target < 0.5:
         raise ValueError(f"late_target lies in (0, 0.5), not {late_target}")
-    return make_law(name, own), admission, late_target
+    return make_law(name, own), admission, late_target, dict(options or {})

@@ -25,6 +25,7 @@ __all__ = ["Flight"]
 
 _IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 _OWN = frozenset({"/healthz", "/readyz"})
+_PROBES = frozenset({"healthz", "readyz"})
 
 
 class Flight(Answering):
@@ -276,7 +277,6 @@ class Flight(Answering):
             if exchange is None or not group.done(lease, exchange):
                 begun, exchange = exchange, None
                 exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun)
-            ticket.upstream = lease.endpoint.name
             if exchange.upgrade_rest is not None:
                 await self._tunnel(exchange)
             elif self.committed and not (exchange.status == 200 and exchange.fields.is_event_stream):
@@ -286,6 +286,7 @@ class Flight(Answering):
             else:
                 await self._stream(pool, lease.endpoint, exchange)
         finally:
+            ticket.upstream = lease.endpoint.name
             if exchange is not None:
                 exchange.abort()
 
@@ -303,6 +304,9 @@ class Flight(Answering):
         if self.keepalive is not None:
             self.keepalive.stop()
         obs = None if self.pool is None else self.pool.finished(self.ticket)
+        if obs is None and self.ticket.route not in _PROBES:
+            unclaimed = self.ticket.observation("", monotonic())
+            self.service.hooks.request_finished(unclaimed, self.ticket.route, self.ticket.code)
         if self.service.access_log is not None:
             self.service.access_log.note(self.ticket, self.incoming.fields, obs, monotonic())
         if self.visit is not None:

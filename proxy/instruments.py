@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
+from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -57,6 +58,19 @@ class CounterFamily:
 
     def __len__(self) -> int:
         return len(self._cells)
+
+    def blank(self) -> CounterFamily:
+        """Return the same metric without a series."""
+        return CounterFamily(self.name, self._documentation, self._labels)
+
+    def dump(self) -> list[Any]:
+        """Return every series, JSON-ready, for `absorb` in another process."""
+        return [[values, cell.value] for values, cell in self._cells.items()]
+
+    def absorb(self, rows: Iterable[Any]) -> None:
+        """Add what `dump` returned to the series here."""
+        for values, value in rows:
+            self.labels(*values).value += value
 
     def collect(self) -> Iterator[Metric]:
         """Yield the family as prometheus-client writes it out."""
@@ -136,6 +150,37 @@ class HistogramFamily:
     def items(self) -> Iterable[tuple[tuple[str, ...], Histogram]]:
         """Return every series with its label values."""
         return self._cells.items()
+
+    def blank(self) -> HistogramFamily:
+        """Return the same metric, with the same boundaries, without a series."""
+        return HistogramFamily(self.name, self._documentation, self._labels, self.bounds)
+
+    def dump(self) -> list[Any]:
+        """Return every series, JSON-ready, for `absorb` in another process."""
+        return [[values, cell.bounds, cell.counts, cell.total] for values, cell in self._cells.items()]
+
+    def absorb(self, rows: Iterable[Any]) -> None:
+        """Add what `dump` returned to the series here.
+
+        A boundary that only one side has is one here, too; counts stay at the boundary they were counted at, so
+        nothing that was shown ever falls.
+        """
+        for values, bounds, counts, total in rows:
+            self._divide(bounds)
+            cell = self.labels(*values)
+            for bound, count in zip(bounds, counts, strict=False):
+                if count:
+                    cell.counts[bisect_left(cell.bounds, bound)] += count
+            cell.counts[-1] += counts[-1]
+            cell.total += total
+
+    def _divide(self, bounds: Iterable[float]) -> None:
+        for bound in bounds:
+            index = bisect_left(self.bounds, bound)
+            if index == len(self.bounds) or self.bounds[index] != bound:
+                self.bounds.insert(index, bound)
+                for cell in self._cells.values():
+                    cell.split(bound)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the family as prometheus-client writes it out."""

@@ -51,6 +51,10 @@ CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
 OTHER = "other"
 """Stands for every label value beyond what the configuration and the code know."""
 
+Family = CounterFamily | HistogramFamily
+Dump = Mapping[str, Sequence[Any]]
+"""What one process counted, by metric."""
+
 _SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
 _QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
 _USUAL_CODE = {
@@ -108,8 +112,9 @@ class Metrics:
     def __init__(self, pools: Sequence[PoolConfig], *, process: bool = True) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
         self._make_families([pool.to_slo() for pool in pools])
-        for family in self._families:
-            self.registry.register(_Adapter(family))
+        self._shown = self._families
+        for index in range(len(self._families)):
+            self.registry.register(_Adapter(lambda index=index: self._shown[index]))  # type: ignore[misc]
         self.registry.register(_BuildInfo())
         if process:
             ProcessCollector(registry=self.registry)
@@ -172,7 +177,7 @@ class Metrics:
             (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
         )  # fmt: skip
         self._by_latency = {"e2e": self.duration, "ttft": self.ttft, "tpot": self.tpot, "queue": self.queue}
-        self._families: list[CounterFamily | HistogramFamily] = [
+        self._families: list[Family] = [
             self.requests, self.duration, self.ttft, self.tpot, self.queue, self.overhead_seconds, self.batch_size,
             self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens, self.output_tokens,
             self.upstream_requests, self.retries, self.decisions, self.reloads, self.loop_delay,
@@ -290,10 +295,27 @@ class Metrics:
         for latency, target in slo.targets():
             self._by_latency[latency].add_bound(target)
 
-    def render(self, accept: str = "") -> tuple[bytes, str]:
-        """Return the exposition that an Accept header asks for, and its content type."""
+    def render(self, accept: str = "", others: Iterable[Dump] = ()) -> tuple[bytes, str]:
+        """Return the exposition that an Accept header asks for, and its content type.
+
+        Counters and histograms are the sums of these and of `others`, which `dump` returned elsewhere.
+        """
         encoder, content_type = choose_encoder(accept)
-        return encoder(self.registry), content_type
+        found = [*others]
+        if found:
+            self._shown = total([self.dump(), *found], self._families)
+        try:
+            return encoder(self.registry), content_type
+        finally:
+            self._shown = self._families
+
+    def dump(self) -> Dump:
+        """Return every counter and histogram, JSON-ready."""
+        return {family.name: family.dump() for family in self._families}
+
+    def sum(self, dumps: Iterable[Dump]) -> Dump:
+        """Return what several processes counted, as one."""
+        return {family.name: family.dump() for family in total(dumps, self._families)}
 
     def _request_cell(self, pool: str, route: str, klass: str, result: Result, code: int) -> Count:
         """Find the series, folding values that nobody configured into `other`."""
@@ -320,14 +342,23 @@ def _per_class(family: HistogramFamily, pool: str, classes: Iterable[str]) -> Ma
     return {klass: family.labels(pool, klass) for klass in (*classes, OTHER)}
 
 
+def total(dumps: Iterable[Dump], families: Iterable[Family]) -> list[Family]:
+    """Return families like these that hold the sums of `dumps`."""
+    sums = [family.blank() for family in families]
+    for dump in dumps:
+        for family in sums:
+            family.absorb(dump.get(family.name, ()))
+    return sums
+
+
 class _Adapter(Collector):
     """Shows one family to the registry."""
 
-    def __init__(self, family: CounterFamily | HistogramFamily) -> None:
+    def __init__(self, family: Callable[[], Family]) -> None:
         self._family = family
 
     def collect(self) -> Iterable[Any]:
-        return self._family.collect()
+        return self._family().collect()
 
 
 class _BuildInfo(Collector):

@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Mapping
 from time import monotonic
+from typing import NamedTuple
 
 from controller.loop import PoolController
 from proxy import logs
@@ -26,7 +27,7 @@ from proxy.reload import keeps_controller, needs_new_pool
 from proxy.server import DataServer, ServerLimits
 from proxy.tls import fingerprint, renew, server_context
 
-__all__ = ["DataPlane"]
+__all__ = ["DataPlane", "Prepared", "in_force"]
 
 _LOG = logging.getLogger("trimtab")
 
@@ -36,6 +37,25 @@ _CUT_S = 0.25
 """When everything was cut off, handlers have this long to notice (the server takes 0 for no limit)."""
 _RETIRE_AFTER_S = 1.0
 """A request may have chosen its pool and not entered it yet; nothing takes longer over that than this."""
+
+
+class Prepared(NamedTuple):
+    """A configuration that can be put in force at once."""
+
+    config: Config
+    pools: dict[str, Pool | None]
+    """New pools by name; None where the one in force goes on."""
+
+    def discard(self) -> None:
+        """Close what was built for nothing."""
+        for pool in self.pools.values():
+            if pool is not None:
+                pool.close()
+
+
+def in_force(old: Config, new: Config) -> Config:
+    """Return what a reload makes of two configurations: some sections belong to sockets that are open already."""
+    return new.model_copy(update={key: getattr(old, key) for key in _FIXED})
 
 
 class DataPlane:
@@ -60,6 +80,7 @@ class DataPlane:
         )
         self.handler.service.ready = lambda: not self.unready()
         self.handler.service.access_log = AccessLog.of(config.log)
+        self.handler.service.hooks = metrics
         self._follow_keys(config)
         self._tls = None if config.listen.tls is None else server_context(config.listen.tls)
         self.server = DataServer(self.handler, _server_limits(config, share))
@@ -123,36 +144,50 @@ class DataPlane:
     # -- reload --------------------------------------------------------------------------------------------
 
     def apply(self, config: Config) -> None:
-        """Put `config` in force: new pools first, then one swap, then the old ones retire.
+        """Put `config` in force. Raises ValueError, and keeps the old one, when it cannot be."""
+        self.commit(self.prepare(config))
 
-        Requests under way finish on the pools they chose; the socket stays open. Raises ValueError, and keeps the
-        old one, when it cannot be.
-        """
-        if self._tls is not None and self.config.listen.tls is not None:
-            renew(self._tls, self.config.listen.tls)
+    def prepare(self, config: Config) -> Prepared:
+        """Build what `config` needs that is not there yet. Raises ValueError when it cannot be built."""
+        for section in (config.listen.tls, config.admin.tls):
+            if section is not None:
+                server_context(section)
         self._metrics.configure(config.pools)
-        fresh: dict[str, Pool] = {}
-        follow: list[tuple[Pool, PoolConfig]] = []
-        """Pools whose controller stays, with the configuration it knows."""
+        pools: dict[str, Pool | None] = {}
         for wanted in config.pools:
             known = self._pools.get(wanted.name)
             same_files = known is not None and known.tls_files == fingerprint(wanted)
             if known is not None and same_files and not needs_new_pool(known.config, wanted):
-                follow.append((known, known.config))
-                known.config = wanted
-                fresh[wanted.name] = known
+                pools[wanted.name] = None
                 continue
-            if known is not None and keeps_controller(known.config, wanted):
-                fresh[wanted.name] = self._build(wanted, known.controller)
-                follow.append((fresh[wanted.name], known.config))
-            else:
-                fresh[wanted.name] = self._build(wanted, self._control.controller(wanted))
+            keep = known is not None and keeps_controller(known.config, wanted)
+            controller = known.controller if known is not None and keep else self._control.controller(wanted)
+            pools[wanted.name] = self._build(wanted, controller)
+        return Prepared(config, pools)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Make one swap to what was prepared; pools that are not needed any more retire.
+
+        Requests under way finish on the pools they chose; the socket stays open.
+        """
+        config = prepared.config
+        if self._tls is not None and self.config.listen.tls is not None:
+            renew(self._tls, self.config.listen.tls)
+        fresh: dict[str, Pool] = {}
+        follow: list[tuple[Pool, PoolConfig]] = []
+        """Pools whose controller stays, with the configuration it knows."""
+        for wanted in config.pools:
+            known, built = self._pools.get(wanted.name), prepared.pools[wanted.name]
+            pool = fresh[wanted.name] = built or self._pools[wanted.name]
+            if known is not None and pool.controller is known.controller:
+                follow.append((pool, known.config))
+            pool.config = wanted
         self._swap(fresh)
         for pool, before in follow:
             self._control.follow(pool, before)
             pool.knobs_changed()
         self._follow_keys(config)
-        self.config = config.model_copy(update={key: getattr(self.config, key) for key in _FIXED})
+        self.config = in_force(self.config, config)
         logs.setup(config.log)
         self.handler.service.access_log = AccessLog.of(config.log)
 
@@ -246,5 +281,5 @@ def _server_limits(config: Config, share: Share) -> ServerLimits:
     )
 
 
-_FIXED = ("listen", "admin", "limits", "trust_headers", "state")
+_FIXED = ("listen", "admin", "limits", "trust_headers", "state", "workers")
 """What a reload does not change."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 from controller.loop import PoolController
 from controller.setpoints import Setpoints
@@ -12,13 +12,16 @@ from proxy.profile import load_profile
 __all__ = ["ClassRules", "controller_for"]
 
 
-def controller_for(config: PoolConfig, now: float) -> PoolController:
+_C = TypeVar("_C", bound=PoolController)
+
+
+def controller_for(config: PoolConfig, now: float, kind: type[_C] = PoolController) -> _C:  # type: ignore[assignment]
     """Make the controller that `config` asks for."""
     mode, bounds, setpoints = _mode(config), config.to_bounds(), config.to_setpoints()
     if mode == "gate" and "initial" not in config.setpoints.window_ms.model_fields_set:
         # Those who batch by themselves gain nothing from somebody who waits beside a free place.
         setpoints = Setpoints(setpoints.max_batch_size, bounds.min_window_ms)
-    return PoolController(
+    return kind(
         config.name,
         slo=config.to_slo(),
         setpoints=setpoints,

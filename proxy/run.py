@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 from proxy.app import Proxy
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config
+from proxy.steering import Steering
 
-__all__ = ["Signals", "run_loop", "serve"]
+__all__ = ["Signals", "calm_collector", "reload", "run_loop", "serve"]
 
 _LOG = logging.getLogger("trimtab")
 _T = TypeVar("_T")
@@ -86,14 +87,14 @@ async def serve(
     reloads: set[asyncio.Task[None]] = set()
 
     def hangup() -> None:
-        task = asyncio.ensure_future(_reload(proxy))
+        task = asyncio.ensure_future(reload(proxy))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
     signals.install(hangup=hangup)
     try:
         await proxy.start(data, admin)
-        _calm_collector()
+        calm_collector()
         started(proxy)
         await signals.asked.wait()
         await wind_down(proxy, signals)
@@ -102,7 +103,7 @@ async def serve(
     return 0
 
 
-def _calm_collector() -> None:
+def calm_collector() -> None:
     """Keep the garbage collector from walking, over and over, what is there for good.
 
     A request leaves no cycles behind when it goes well, so looking for them can wait.
@@ -121,7 +122,7 @@ async def wind_down(proxy: Proxy, signals: Signals) -> None:
         _LOG.warning("stopped at once; %d under way were cut off", proxy.lifecycle.inside)
 
 
-async def _reload(proxy: Proxy) -> None:
+async def reload(proxy: Steering) -> None:
     """Reload on SIGHUP; a configuration that is not valid is reported and the old one stays."""
     try:
         done = await proxy.reload()

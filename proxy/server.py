@@ -132,11 +132,15 @@ class DataServer:
         )
         self.port = sock.getsockname()[1]
 
-    async def stop(self, *, patience_s: float = 0.0) -> None:
-        """Stop listening; close idle connections now, and the others after `patience_s`."""
+    def stop_listening(self) -> None:
+        """Accept nobody any more; who is connected stays."""
         if self._listening is not None:
             self._listening.close()
             self._listening = None
+
+    async def stop(self, *, patience_s: float = 0.0) -> None:
+        """Stop listening; close idle connections now, and the others after `patience_s`."""
+        self.stop_listening()
         self._server.pre_shutdown()
         # aiohttp takes 0 for "without a limit".
         await self._server.shutdown(max(patience_s, 0.001))

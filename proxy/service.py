@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from proxy.access_log import AccessLog
+from proxy.hooks import Hooks, NullHooks
 from proxy.incoming import Limits
 from proxy.keys import Keyring
 from proxy.lifecycle import Lifecycle
@@ -17,7 +18,7 @@ __all__ = ["Service"]
 class Service:
     """Requests take `table` when they arrive and keep what they took, so it may be swapped at any time."""
 
-    __slots__ = ("access_log", "keyring", "lifecycle", "limits", "loop", "ready", "table", "trust_headers")
+    __slots__ = ("access_log", "hooks", "keyring", "lifecycle", "limits", "loop", "ready", "table", "trust_headers")
 
     def __init__(
         self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
@@ -29,6 +30,8 @@ class Service:
         """Whether callers may choose class and tenant by header."""
         self.access_log: AccessLog | None = None
         """Where requests are written down; None where they are not."""
+        self.hooks: Hooks = NullHooks()
+        """Who counts requests that no pool took."""
         self.keyring: Keyring | None = None
         """Who may call; None where everybody may."""
         self.ready: Callable[[], bool] = lambda: lifecycle.ready

@@ -5,15 +5,30 @@ from __future__ import annotations
 import errno
 import socket
 
-__all__ = ["BindError", "address_of", "bind"]
+__all__ = ["BindError", "address_of", "bind", "bind_shared"]
 
 
 class BindError(Exception):
     """An address cannot be listened on. The text names it and what to do."""
 
 
-def bind(host: str, port: int, *, key: str, flag: str, backlog: int = 1024) -> socket.socket:
-    """Return a listening, non-blocking socket on `host:port`.
+def bind_shared(host: str, port: int, count: int, *, key: str, flag: str, backlog: int = 1024) -> list[socket.socket]:
+    """Return `count` listening sockets on one port, among which the kernel deals out connections.
+
+    Nobody else may be there already. Raises BindError.
+    """
+    if count > 1:
+        # SO_REUSEPORT would let us in beside another proxy of the same user, which nobody wants.
+        bind(host, port, key=key, flag=flag, backlog=backlog).close()
+    sockets = [bind(host, port, key=key, flag=flag, backlog=backlog, shared=count > 1)]
+    while len(sockets) < count:
+        taken = sockets[0].getsockname()[1]
+        sockets.append(bind(host, taken, key=key, flag=flag, backlog=backlog, shared=True))
+    return sockets
+
+
+def bind(host: str, port: int, *, key: str, flag: str, backlog: int = 1024, shared: bool = False) -> socket.socket:
+    """Return a listening, non-blocking socket on `host:port`, `shared` with others that are so.
 
     `key` and `flag` are where the user would choose another port. Raises BindError.
     """
@@ -29,6 +44,8 @@ def bind(host: str, port: int, *, key: str, flag: str, backlog: int = 1024) -> s
     sock = socket.socket(family, kind, protocol)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)

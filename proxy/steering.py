@@ -7,7 +7,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from controller.decision import Decision
 from controller.loop import PoolController
@@ -26,6 +26,7 @@ from proxy.traffic import Traffic
 __all__ = ["Steering"]
 
 _LOG = logging.getLogger("trimtab")
+_C = TypeVar("_C", bound=PoolController)
 _DECISIONS = logging.getLogger("trimtab.decisions")
 
 
@@ -70,10 +71,10 @@ class Steering(ABC):
         self.expiry.stop()
         await self.admin.stop()
 
-    def resumed(self, config: PoolConfig) -> PoolController:
+    def resumed(self, config: PoolConfig, kind: type[_C] = PoolController) -> _C:  # type: ignore[assignment]
         """Return a controller that goes on where the last run's stopped, if that was kept."""
         saved, now = self.keeper.saved(config.name), self.clock.now()
-        controller = controller_for(restored_config(config, saved), now)
+        controller = controller_for(restored_config(config, saved), now, kind)
         shown = restore(config, controller, saved, now, time.time())
         if shown:
             _LOG.info("pool %s goes on where it stopped, with %d requests to learn from", config.name, shown)
@@ -113,6 +114,10 @@ class Steering(ABC):
     def recent(self, pool: str) -> Sequence[Observation]:
         """Return the last finished requests of a pool, oldest first."""
         return self.traffic.recent(pool)
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics in the form that an Accept header asks for, and its content type."""
+        return self.metrics.render(accept)
 
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest decisions of operators, newest first."""

@@ -25,11 +25,15 @@ class Traffic:
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         """Remember one finished request and pass it on."""
+        self.remember(obs)
+        self._next.request_finished(obs, route, code)
+
+    def remember(self, obs: Observation) -> None:
+        """Remember one finished request."""
         recent = self._recent.get(obs.pool)
         if recent is None:
             recent = self._recent[obs.pool] = deque(maxlen=KEPT)
         recent.append(obs)
-        self._next.request_finished(obs, route, code)
 
     def recent(self, pool: str) -> Sequence[Observation]:
         """Return the last finished requests of `pool`, oldest first."""

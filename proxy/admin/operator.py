@@ -99,6 +99,10 @@ class Operator(Protocol):
         """Return the last finished requests of a pool, oldest first."""
         ...
 
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics in the form that an Accept header asks for, and its content type."""
+        ...
+
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest decisions of operators, newest first, as dictionaries."""
         ...

@@ -54,5 +54,5 @@ class SystemApi(Group):
 
     async def metrics(self, request: web.Request) -> web.Response:
         """Prometheus or OpenMetrics text."""
-        body, content_type = self.operator.metrics.render(request.headers.get("Accept", ""))
+        body, content_type = await self.operator.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})

@@ -22,6 +22,7 @@ __all__ = ["command"]
 @click.option("--host", help="Address for clients.  [127.0.0.1]")
 @click.option("--port", type=int, help="Port for clients.  [8080]")
 @click.option("--admin-port", type=int, help="Port for the admin API and metrics.  [8081]")
+@click.option("--workers", type=int, help="Processes that serve clients.  [1]")
 @click.option("--log-level", help="debug, info, warning or error.  [info]")
 @set_option
 def command(
@@ -30,6 +31,7 @@ def command(
     host: str | None,
     port: int | None,
     admin_port: int | None,
+    workers: int | None,
     log_level: str | None,
     sets: tuple[str, ...],
 ) -> None:
@@ -45,6 +47,7 @@ def command(
             ("listen.host", host, "--host"),
             ("listen.port", port, "--port"),
             ("admin.port", admin_port, "--admin-port"),
+            ("workers", workers, "--workers"),
             ("log.level", log_level, "--log-level"),
         ),
     )
@@ -59,12 +62,17 @@ def _reread(file: Path | None, overrides: list[Override]) -> Config:
 def run(config: Config, reread: Callable[[], Config]) -> int:
     """Take both ports, then serve until a signal; return the exit code. Exits with 2 when a port is taken."""
     from proxy import logs
-    from proxy.sockets import BindError, address_of, bind
+    from proxy.sockets import BindError, address_of, bind, bind_shared
 
     logs.setup(config.log)
     try:
-        data = bind(
-            config.listen.host, config.listen.port, key="listen", flag="--port", backlog=config.listen.backlog
+        data = bind_shared(
+            config.listen.host,
+            config.listen.port,
+            config.workers,
+            key="listen",
+            flag="--port",
+            backlog=config.listen.backlog,
         )
         admin = bind(config.admin.host, config.admin.port, key="admin", flag="--admin-port")
     except BindError as error:
@@ -76,13 +84,18 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
         pools = "; ".join(
             f"{pool.name} -> {', '.join(upstream.url for upstream in pool.upstreams)}" for pool in config.pools
         )
+        many = "" if config.workers == 1 else f"  [{config.workers} workers]"
         scheme, admin_scheme = ("http" if part.tls is None else "https" for part in (config.listen, config.admin))
-        click.echo(f"proxy   {scheme}://{address_of(data)}  ({pools})", err=True)
+        click.echo(f"proxy   {scheme}://{address_of(data[0])}  ({pools}){many}", err=True)
         click.echo(
             f"admin   {admin_scheme}://{address_of(admin)}  (/console/, /admin/v1/pools, /metrics, /readyz)", err=True
         )
 
     try:
-        return run_loop(serve(config, data, admin, reread=reread, started=started))
+        if config.workers == 1:
+            return run_loop(serve(config, data[0], admin, reread=reread, started=started))
+        from proxy.workers.supervisor import supervise
+
+        return run_loop(supervise(config, data, admin, reread=reread, started=started))
     except StoreError as error:
         die(error)

@@ -164,6 +164,12 @@ class Config(Section):
     drain: DrainConfig = Field(default=DrainConfig(), description="Shutdown.")
     log: LogConfig = Field(default=LogConfig(), description="Logging.")
     state: StateConfig = Field(default=StateConfig(), description="What survives a restart.")
+    workers: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that serve clients on one port (Linux); see `docs/workers.md`.",
+    )
     trust_headers: bool = Field(
         default=True,
         description="Whether callers may choose class and tenant by x-trimtab-class and x-trimtab-tenant; where "

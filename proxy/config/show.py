@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import yaml
+from pydantic import BaseModel, SecretStr
 
 from proxy.config.model import POOL_KEYS, Config
 
-__all__ = ["MASK", "as_data", "as_yaml", "json_schema"]
+__all__ = ["MASK", "as_data", "as_yaml", "json_schema", "revealed"]
 
 MASK = "**********"
 """Stands for a secret that is set."""
@@ -17,6 +18,19 @@ MASK = "**********"
 def as_data(config: Config) -> dict[str, Any]:
     """Return every value in force, JSON-ready, secrets masked."""
     return config.model_dump(mode="json")
+
+
+def revealed(value: Any) -> Any:
+    """Return a configuration, or a part of one, JSON-ready and with its secrets: only for another process of ours."""
+    if isinstance(value, BaseModel):
+        return {name: revealed(getattr(value, name)) for name in type(value).model_fields}
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, dict):
+        return {key: revealed(part) for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return [revealed(part) for part in value]
+    return value
 
 
 def as_yaml(config: Config) -> str:

@@ -86,6 +86,9 @@ class FakeOperator:
     def recent(self, pool: str) -> Sequence[Observation]:
         return self.observations.get(pool, [])
 
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        return self.metrics.render(accept)
+
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         return self.audited[::-1][:limit]
 

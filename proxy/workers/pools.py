@@ -1,0 +1,146 @@
+"""A pool as the leader sees it: one controller over what all workers report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from controller.load import MAX_RUNNING, Load
+from controller.observation import Observation
+from controller.shared import Leader, orders
+from proxy.config.model import PoolConfig
+from proxy.workers.shares import share_out
+
+__all__ = ["LedPool"]
+
+_STATES = ("up", "overloaded", "ejected", "down")
+"""From good to bad: an upstream is shown as the worst that any worker thinks of it."""
+_SUMMED = frozenset({"inflight", "work_tokens", "served", "connections_open", "connections_idle"})
+
+
+class LedPool:
+    """Implements `proxy.admin.operator.PoolView`. `on_change` is called when workers must be told something."""
+
+    def __init__(self, config: PoolConfig, controller: Leader, on_change: Callable[[LedPool], None]) -> None:
+        self.config = config
+        self.controller = controller
+        self._on_change = on_change
+        self._loads: dict[int, Load] = {}
+        self._stats: dict[int, dict[str, Any]] = {}
+        self._held_back = False
+        self.told: dict[int, tuple[int, dict[str, Any]]] = {}
+        """What each worker was told last: its part of the batch size, and the orders."""
+
+    @property
+    def name(self) -> str:
+        """Its name in the configuration."""
+        return self.config.name
+
+    def reported(self, worker: int, report: Mapping[str, Any]) -> None:
+        """Take in the state of the pool at one worker."""
+        load = Load(**report["load"])
+        self._held_back = self._held_back or not load.app_limited
+        self._loads[worker] = load
+        self._stats[worker] = report["stats"]
+        self.controller.arrived(report["arrivals"])
+
+    def observed(self, worker: int, obs: Observation) -> Observation:
+        """Let the controller learn from a finished request; return it as the whole pool saw it.
+
+        Where the upstream makes the batches, a worker knows only its own share of what ran beside the request.
+        """
+        if self.controller.mode == "gate" and obs.dispatched is not None:
+            beside = sum(load.inflight for other, load in self._loads.items() if other != worker)
+            obs = replace(obs, batch=obs.batch + beside)
+        self.controller.observe(obs)
+        return obs
+
+    def lost(self, worker: int) -> None:
+        """Forget the state of a worker that is gone."""
+        for table in (self._loads, self._stats, self.told):
+            table.pop(worker, None)
+
+    def parts(self, workers: Iterable[int]) -> dict[int, int]:
+        """Return each worker's part of max_batch_size. A batch is one worker's; a place in flight is everybody's."""
+        size, numbers = self.controller.setpoints.max_batch_size, sorted(workers)
+        if self.controller.mode == "merge":
+            return dict.fromkeys(numbers, size)
+        demands = [self._demand(number) for number in numbers]
+        return dict(zip(numbers, share_out(size, demands), strict=True))
+
+    def orders(self) -> dict[str, Any]:
+        """Return what all workers must know."""
+        return orders(self.controller)
+
+    def tick(self, now: float) -> Any:
+        """Let the controller decide. Returns its decision, if any."""
+        load = self.load(now)
+        self._held_back = False
+        return self.controller.tick(now, load)
+
+    def load(self, now: float) -> Load:
+        """Return queue and calls in flight, of all workers together."""
+        loads = list(self._loads.values())
+        running = sorted(pair for load in loads for pair in zip(load.running, load.running_batches, strict=False))
+        return Load(
+            queued=sum(load.queued for load in loads),
+            queued_tokens=sum(load.queued_tokens for load in loads),
+            inflight=sum(load.inflight for load in loads),
+            inflight_tokens=sum(load.inflight_tokens for load in loads),
+            inflight_calls=sum(load.inflight_calls for load in loads),
+            running=tuple(start for start, _ in running[:MAX_RUNNING]),
+            running_batches=tuple(size for _, size in running[:MAX_RUNNING]),
+            slots=max(1, sum(load.slots for load in loads)),
+            inflight_express=sum(load.inflight_express for load in loads),
+            app_limited=not self._held_back,
+        )
+
+    def stats(self) -> dict[str, Any]:
+        """Return the state, JSON-ready: numbers are sums over the workers, ages the greatest."""
+        found = list(self._stats.values())
+        queues = [stats["queue"] for stats in found]
+        return {
+            "queue": {
+                **{key: sum(queue[key] for queue in queues) for key in ("requests", "items", "tokens")},
+                "by_class": {
+                    name: sum(queue["by_class"].get(name, 0) for queue in queues) for name in self.config.classes
+                },
+                "oldest_age_s": max((queue["oldest_age_s"] for queue in queues), default=0.0),
+                "max_requests": self.config.queue.max_requests,
+            },
+            **{key: sum(stats[key] for stats in found) for key in ("inflight", "inflight_calls", "leases")},
+            "draining": any(stats["draining"] for stats in found),
+            "upstreams": self._upstreams(),
+        }
+
+    def knobs_changed(self) -> None:
+        """Tell the workers."""
+        self._on_change(self)
+
+    def _demand(self, worker: int) -> int:
+        load = self._loads.get(worker)
+        return 0 if load is None else load.inflight + load.queued
+
+    def _upstreams(self) -> list[dict[str, Any]]:
+        by_url: dict[str, list[dict[str, Any]]] = {}
+        for stats in self._stats.values():
+            for upstream in stats["upstreams"]:
+                by_url.setdefault(upstream["url"], []).append(upstream)
+        return [_upstream(seen) for seen in by_url.values()]
+
+
+def _upstream(seen: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return one upstream as all workers see it: what is counted adds up, of other numbers the greatest is shown."""
+    merged: dict[str, Any] = {}
+    for key, first in seen[0].items():
+        values = [one[key] for one in seen if key in one]
+        if key == "state":
+            merged[key] = max(values, key=lambda state: _STATES.index(state) if state in _STATES else 0)
+        elif key in _SUMMED:
+            merged[key] = sum(values)
+        elif all(isinstance(value, int | float) for value in values):
+            merged[key] = max(values)
+        else:
+            merged[key] = first
+    return merged

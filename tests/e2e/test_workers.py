@@ -1,0 +1,118 @@
+"""`trimtab serve --workers 2` as people start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+
+from benchmarks.golden import run
+from tests.e2e.spine_process import Trimtab, gone, mock_upstream
+from tests.e2e.worker_process import eventually
+
+REQUESTS = "trimtab_requests_total"
+
+
+def chat(url: str, **mock: object) -> int:
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
+    headers = {"Content-Type": "application/json", "x-mock": json.dumps(mock)}
+    with urlopen(Request(f"{url}/v1/chat/completions", body, headers), timeout=30) as answer:
+        answer.read()
+        return int(answer.status)
+
+
+def workers(trimtab: Trimtab) -> list[int]:
+    return [int(pid) for pid in re.findall(r"worker \d serves \(process (\d+)\)", trimtab.err)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+async def test_every_counter_equals_the_truth(tmp_path: Path, count: int) -> None:
+    fates, differences, _ = await run(400, count, tmp_path)
+    assert len(fates) == 400
+    assert differences == []
+
+
+def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path: Path) -> None:
+    with mock_upstream() as url, Trimtab.serve(tmp_path, "--upstream", url, "--workers", "2") as trimtab:
+        for _ in range(20):
+            assert chat(trimtab.proxy) == 200
+        before = trimtab.metrics()
+        os.kill(workers(trimtab)[0], signal.SIGKILL)
+        for _ in range(20):
+            assert chat(trimtab.proxy) == 200, "connections wait in the listening socket that the supervisor holds"
+        eventually(lambda: trimtab.metrics()["trimtab_worker_restarts_total"] == 1, within_s=30)
+        after = trimtab.metrics()
+        assert after[REQUESTS] == before[REQUESTS] + 20 == 40
+        counters = [name for name in before if name.startswith("trimtab_") and name.endswith(("_total", "_count"))]
+        assert [name for name in counters if "worker" not in name and after[name] < before[name]] == []
+        assert trimtab.stop() == 0
+
+
+def test_a_changed_promise_reaches_every_worker(tmp_path: Path) -> None:
+    with mock_upstream() as url, Trimtab.serve(tmp_path, "--upstream", url, "--workers", "2") as trimtab:
+        trimtab.pool("PATCH", "/slo", {"e2e_ms": 5000})
+        for _ in range(30):
+            chat(trimtab.proxy)
+        found = trimtab.metrics()
+        assert found["trimtab_slo_requests_total"] == 30
+        assert trimtab.pool()["live"]["counts"]["ok"] == 30
+        assert trimtab.stop() == 0
+
+
+def test_a_reload_that_one_worker_cannot_follow_changes_none(tmp_path: Path) -> None:
+    file = tmp_path / "trimtab.yaml"
+    with mock_upstream() as url:
+        file.write_text(json.dumps({"upstreams": [url], "slo": {"e2e_ms": 1000}}))
+        with Trimtab.serve(tmp_path, "-c", str(file), "--workers", "2") as trimtab:
+            file.write_text(json.dumps({"upstreams": [url], "slo": {"e2e_ms": -1}}))
+            status, _ = trimtab.request("POST", "/admin/v1/reload")
+            assert status == 422
+            assert trimtab.pool()["slo"]["e2e_ms"] == 1000
+            file.write_text(json.dumps({"upstreams": [url], "slo": {"e2e_ms": 2000}, "depth": 5}))
+            status, answer = trimtab.request("POST", "/admin/v1/reload")
+            assert (status, answer["generation"]) == (200, 2)
+            assert trimtab.pool()["slo"]["e2e_ms"] == 2000
+            assert chat(trimtab.proxy) == 200
+            assert trimtab.stop() == 0
+
+
+def test_what_is_under_way_finishes_when_asked_to_stop(tmp_path: Path) -> None:
+    with mock_upstream() as url, Trimtab.serve(tmp_path, "--upstream", url, "--workers", "2") as trimtab:
+        answers: list[int] = []
+        client = threading.Thread(target=lambda: answers.append(chat(trimtab.proxy, delay=1.0)))
+        client.start()
+        eventually(lambda: trimtab.metrics()["trimtab_inflight"] == 1, within_s=30)
+        assert trimtab.stop() == 0
+        client.join()
+        assert answers == [200]
+
+
+def test_sigterm_to_one_worker_replaces_it_without_a_lost_request(tmp_path: Path) -> None:
+    with mock_upstream() as url, Trimtab.serve(tmp_path, "--upstream", url, "--workers", "2") as trimtab:
+        chat(trimtab.proxy)
+        os.kill(workers(trimtab)[0], signal.SIGTERM)
+        for _ in range(20):
+            assert chat(trimtab.proxy) == 200
+        eventually(lambda: len(workers(trimtab)) == 3, within_s=30)
+        assert trimtab.metrics()[REQUESTS] == 21
+        assert trimtab.stop() == 0
+
+
+def test_workers_whose_leader_is_gone_serve_on(tmp_path: Path) -> None:
+    with mock_upstream() as url, Trimtab.serve(tmp_path, "--upstream", url, "--workers", "2") as trimtab:
+        proxy, processes = trimtab.proxy, workers(trimtab)
+        trimtab.process.kill()
+        trimtab.process.wait()
+        try:
+            trimtab.says("(the leader is gone)")
+            assert {chat(proxy) for _ in range(20)} == {200}
+        finally:
+            for pid in processes:
+                os.kill(pid, signal.SIGTERM)
+            eventually(lambda: all(gone(pid) for pid in processes), within_s=30)
