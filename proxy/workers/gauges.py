@@ -28,12 +28,12 @@ class WorkerGauges(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield the families."""
-        up = GaugeMetricFamily("trimtab_worker_up", "1 while the worker serves.", labels=["worker"])
-        inside = GaugeMetricFamily("trimtab_worker_requests", "Requests under way there.", labels=["worker"])
-        memory = GaugeMetricFamily("trimtab_worker_resident_memory_bytes", "Its memory.", labels=["worker"])
-        cpu = CounterMetricFamily("trimtab_worker_cpu_seconds", "CPU time since it started.", labels=["worker"])
+        up = GaugeMetricFamily("trimtab_proxy_worker_up", "1 while the worker serves.", labels=["worker"])
+        inside = GaugeMetricFamily("trimtab_proxy_worker_requests", "Requests under way there.", labels=["worker"])
+        memory = GaugeMetricFamily("trimtab_proxy_worker_resident_memory_bytes", "Its memory.", labels=["worker"])
+        cpu = CounterMetricFamily("trimtab_proxy_worker_cpu_seconds", "CPU time since it started.", labels=["worker"])
         lost = CounterMetricFamily(
-            "trimtab_worker_unlearned_observations",
+            "trimtab_proxy_worker_unlearned_observations",
             "Requests that were counted, but came too fast for the controller to hear of.",
             labels=["worker"],
         )
@@ -49,7 +49,9 @@ class WorkerGauges(Collector):
             if used is not None:
                 memory.add_metric(name, used[0])
                 cpu.add_metric(name, used[1])
-        restarts = CounterMetricFamily("trimtab_worker_restarts", "Workers replaced after they ended by themselves.")
+        restarts = CounterMetricFamily(
+            "trimtab_proxy_worker_restarts", "Workers replaced after they ended by themselves."
+        )
         restarts.add_metric([], float(self._leader.restarts))
         yield from (up, inside, memory, cpu, lost, restarts)
 

@@ -46,7 +46,7 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path: Path
         os.kill(workers(trimtab)[0], signal.SIGKILL)
         for _ in range(20):
             assert chat(trimtab.proxy) == 200, "connections wait in the listening socket that the supervisor holds"
-        eventually(lambda: trimtab.metrics()["trimtab_worker_restarts_total"] == 1, within_s=30)
+        eventually(lambda: trimtab.metrics()["trimtab_proxy_worker_restarts_total"] == 1, within_s=30)
         after = trimtab.metrics()
         assert after[REQUESTS] == before[REQUESTS] + 20 == 40
         counters = [name for name in before if name.startswith("trimtab_") and name.endswith(("_total", "_count"))]

@@ -9,16 +9,19 @@ import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import yaml
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
 from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics as ProxyMetrics
+from proxy.workers.gauges import WorkerGauges
 from tests.proxy.admin.operator import FakeOperator
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
@@ -37,7 +40,9 @@ def families() -> dict[str, set[str]]:
     operator.metrics.registry.register(PoolGauges(lambda: operator.pools.values(), operator.clock.now))
     worker = WorkerMetrics("demo", block_size=16, num_blocks=64)
     worker.render(EngineStats())
-    registries = (operator.metrics.registry, ProxyMetrics(operator.config.pools).registry, worker.registry)
+    crew = CollectorRegistry(auto_describe=False)
+    crew.register(WorkerGauges(cast("Any", SimpleNamespace(members={}, config=operator.config, restarts=0))))
+    registries = (crew, operator.metrics.registry, ProxyMetrics(operator.config.pools).registry, worker.registry)
     found: dict[str, set[str]] = {}
     for registry in registries:
         for family in registry.collect():
