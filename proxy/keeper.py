@@ -36,7 +36,7 @@ class Keeper:
         clock: Clock,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self._store = Store(Path(config.path)) if config.path else None
+        self._store = Store(Path(config.path)) if config.enabled and config.path else None
         self._saved: dict[str, dict[str, Any]] = self._store.load() if self._store else {}
         self._every_s = config.every_s
         self._traffic = traffic

@@ -7,8 +7,10 @@ again: whatever it learns from observations it then knows, in any version and un
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, TypeGuard
 
@@ -23,6 +25,7 @@ VERSION = 1
 ACTOR = "admin:restore"
 _LOG = logging.getLogger("trimtab")
 _MAX_AGE_S = 86_400.0
+_PORT = re.compile(r":\d+$")
 _FIELDS = tuple(field.name for field in fields(Observation))
 _ROW = attrgetter(*_FIELDS)
 _TIMES = ("arrival", "done", "dispatched", "first_byte", "last_byte")
@@ -38,9 +41,11 @@ def capture(
         "wall": wall,
         "now": now,
         "configured": _configured(config),
-        "slo": {"e2e_s": slo.e2e_s, "ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "queue_s": slo.queue_s,
-                "quantile": slo.quantile},
+        "upstreams": _places(config),
+        "slo": asdict(slo),
+        "class_slos": {klass: asdict(promised) for klass, promised in controller.class_slos.items()},
         "law": controller.law_name,
+        "law_options": dict(controller.law_options),
         "frozen": controller.frozen,
         "pins": dict(controller.pins),
         "setpoints": {"max_batch_size": setpoints.max_batch_size, "window_ms": setpoints.window_ms},
@@ -54,6 +59,7 @@ def _configured(config: PoolConfig) -> dict[str, Any]:
     """Return what the file said: a key that changed there since wins over what an operator had set."""
     return {
         "slo": config.slo.model_dump(mode="json"),
+        "class_slos": {klass: asdict(slo) for klass, slo in config.to_class_slos().items()},
         "law": [config.law, config.law_options],
         "setpoints": config.setpoints.model_dump(mode="json"),
     }
@@ -61,7 +67,7 @@ def _configured(config: PoolConfig) -> dict[str, Any]:
 
 def restored_config(config: PoolConfig, saved: Mapping[str, Any] | None) -> PoolConfig:
     """Return `config` with its knobs starting where they stood, unless the file has other setpoints now."""
-    if not _usable(saved) or saved["configured"]["setpoints"] != _configured(config)["setpoints"]:
+    if not _usable(saved, config) or saved["configured"]["setpoints"] != _configured(config)["setpoints"]:
         return config
     bounds, stood = config.to_bounds(), saved["setpoints"]
     size, window = config.setpoints.max_batch_size, config.setpoints.window_ms
@@ -81,14 +87,18 @@ def restore(
 
     A part that does not fit any more (a pin out of bounds, a law that is gone) is logged and left out.
     """
-    if not _usable(saved):
+    if not _usable(saved, config):
         return 0
     configured = _configured(config)
     then = saved["configured"]
     if then["slo"] == configured["slo"]:
-        _try("promise", lambda: _restore_slo(controller, SLO(**saved["slo"]), now))
-    if then["law"] == configured["law"] and saved["law"] != controller.law_name:
-        _try("law", lambda: controller.set_law(saved["law"], {}, now, ACTOR))
+        _try("promise", partial(_restore_slo, controller, saved["slo"], now))
+    if then.get("class_slos") == configured["class_slos"]:
+        for klass, targets in saved["class_slos"].items():
+            _try("promise", partial(_restore_slo, controller, targets, now, klass))
+    known = (controller.law_name, controller.law_options)
+    if then["law"] == configured["law"] and (saved["law"], saved.get("law_options", {})) != known:
+        _try("law", lambda: controller.set_law(saved["law"], saved.get("law_options", {}), now, ACTOR))
     if saved["pins"]:
         _try("pins", lambda: controller.pin(saved["pins"], now, ACTOR))
     if saved["frozen"]:
@@ -99,13 +109,28 @@ def restore(
     return len(observations)
 
 
-def _usable(saved: Mapping[str, Any] | None) -> TypeGuard[Mapping[str, Any]]:
-    return saved is not None and saved.get("version") == VERSION
+def _usable(saved: Mapping[str, Any] | None, config: PoolConfig) -> TypeGuard[Mapping[str, Any]]:
+    """Whether it is this version's, and of the same servers: what was learned about others would mislead."""
+    if saved is None or saved.get("version") != VERSION:
+        return False
+    before = saved.get("upstreams")
+    return before is None or not set(before).isdisjoint(_places(config))
 
 
-def _restore_slo(controller: PoolController, slo: SLO, now: float) -> None:
-    if slo != controller.slo:
-        controller.set_slo(slo, now, ACTOR)
+def _places(config: PoolConfig) -> list[str]:
+    """Return what tells upstreams apart; the bundled worker of `trimtab up` has another port each time."""
+    return [
+        _PORT.sub("", upstream.url) if upstream.profile == "trimtab-worker" else upstream.url
+        for upstream in config.upstreams
+    ]
+
+
+def _restore_slo(
+    controller: PoolController, targets: Mapping[str, Any], now: float, klass: str | None = None
+) -> None:
+    slo = SLO(**targets)
+    if slo != (controller.slo if klass is None else controller.slo_of(klass)):
+        controller.set_slo(slo, now, ACTOR, klass)
 
 
 def _try(what: str, change: Any) -> None:

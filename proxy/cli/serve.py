@@ -12,6 +12,7 @@ import click
 from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
 from proxy.config.load import Override, load
 from proxy.config.model import Config
+from proxy.state_file import kept_somewhere
 
 __all__ = ["command"]
 
@@ -56,7 +57,7 @@ def command(
 
 
 def _reread(file: Path | None, overrides: list[Override]) -> Config:
-    return load(file, environ=os.environ, overrides=overrides)
+    return kept_somewhere(load(file, environ=os.environ, overrides=overrides), os.environ)
 
 
 def run(config: Config, reread: Callable[[], Config]) -> int:
@@ -65,6 +66,7 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
     from proxy.sockets import BindError, address_of, bind, bind_shared
 
     logs.setup(config.log)
+    config = kept_somewhere(config, os.environ)
     try:
         data = bind_shared(
             config.listen.host,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import socket
 import sys
@@ -20,6 +21,7 @@ from proxy.cli.worker import DEMO_MODEL, require_model, require_worker
 from proxy.config.load import Override
 from proxy.config.model import Config
 from proxy.sockets import BindError, address_of, bind
+from proxy.state_file import kept_somewhere
 
 __all__ = ["command"]
 
@@ -147,7 +149,7 @@ class _Up:
             await proxy.stop()
 
     def _config(self, url: str) -> Config:
-        return read_config(self._file, _with_upstream(self._overrides, url))
+        return kept_somewhere(read_config(self._file, _with_upstream(self._overrides, url)), os.environ, "up-")
 
     def _announce(self, ready: dict[str, Any]) -> None:
         proxy, admin = f"http://{address_of(self._data)}", f"http://{address_of(self._admin)}"

@@ -148,7 +148,13 @@ class LogConfig(Section):
 class StateConfig(Section):
     """What survives a restart: pins, promises and laws set by operators, the knobs, and what was learned."""
 
-    path: str | None = Field(default=None, min_length=1, description="SQLite file; without one nothing is kept.")
+    enabled: bool = Field(default=True, description="Whether anything is kept.")
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="SQLite file. Without it `trimtab serve` and `trimtab up` take `$STATE_DIRECTORY`, else "
+        "`$XDG_STATE_HOME/trimtab`, else `~/.local/state/trimtab`, and a file named after the port.",
+    )
     every_s: float = Field(default=30.0, ge=1.0, le=86_400.0, description="Between two savings; also on shutdown.")
 
 

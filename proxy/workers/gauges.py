@@ -49,9 +49,7 @@ class WorkerGauges(Collector):
             if used is not None:
                 memory.add_metric(name, used[0])
                 cpu.add_metric(name, used[1])
-        restarts = CounterMetricFamily(
-            "trimtab_proxy_worker_restarts", "Workers replaced after they ended by themselves."
-        )
+        restarts = CounterMetricFamily("trimtab_proxy_worker_restarts", "Workers replaced after they ended.")
         restarts.add_metric([], float(self._leader.restarts))
         yield from (up, inside, memory, cpu, lost, restarts)
 
