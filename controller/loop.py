@@ -493,6 +493,12 @@ class PoolController:
     def _knobs(self) -> dict[str, Any]:
         return {name: getattr(self._setpoints, name) for name in KNOBS} | {"generation": self._setpoints.generation}
 
+    def note(
+        self, now: float, actor: str, rule: str, old: Mapping[str, Any], new: Mapping[str, Any], text: str
+    ) -> Decision:
+        """Keep a decision about the pool that is not the controller's own."""
+        return self._note(now, actor, rule, old, new, text)
+
     def _note(
         self,
         now: float,

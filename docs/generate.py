@@ -83,8 +83,9 @@ is a dollar sign. Secrets are never printed.
 
 **Reload.** `SIGHUP`, or `POST /admin/v1/reload`, reads everything again. A configuration that is not valid changes
 nothing. Pools and keys follow at once, and requests finish on the pool they started on; `listen`, `admin`, `limits`
-and `trust_headers` need a restart. Where only `slo`, `law` or `law_options` changed, the controller goes on with what
-it has learned. What an operator set through the admin API stays, unless the same key changed in the file.
+and `trust_headers` need a restart. Where only `slo`, `law`, `law_options` or `fallback` changed, the controller goes
+on with what it has learned. What an operator set through the admin API stays, unless the same key changed in the
+file.
 
 Units are in the names: `_ms`, `_s`, `_bytes`, `_tokens`.
 
@@ -100,8 +101,8 @@ document of this page at `/admin/v1/openapi.json`. Two clients come with it:
 
 - **the console** at `/console/`: the promise, live latency over setpoints, every decision in plain words with an undo
   button, and the controls to steer, in one small page that asks nothing of other hosts;
-- **`trimtab ctl`**, for the shell: `pools`, `show`, `slo`, `pin`, `unpin`, `law`, `freeze`, `rollback`, `what-if`,
-  `experiment`, `decisions --follow`, `reload`, `config`; tables, or the API's own answers with `--json`.
+- **`trimtab ctl`**, for the shell: `pools`, `show`, `slo`, `pin`, `unpin`, `law`, `freeze`, `drain`, `rollback`,
+  `what-if`, `experiment`, `decisions --follow`, `reload`, `config`; tables, or the API's own answers with `--json`.
 
 ![The console while somebody tightens the target](images/console.png)
 
@@ -133,6 +134,7 @@ trimtab ctl slo ttft_ms=400
 trimtab ctl pin max_batch_size=8 --for 15m
 trimtab ctl unpin
 trimtab ctl what-if max_batch_size=32 --law fixed
+trimtab ctl drain http://gpu-2:8000 --wait
 ```
 
 """

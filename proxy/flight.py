@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from time import monotonic
+from typing import Any
 
 from controller.predictor.prediction import Prediction
 from policies.base import Job
 from policies.sizes import DEFAULT_OUTPUT_TOKENS
 from proxy.answering import Answering
+from proxy.fallback import cause_of
 from proxy.incoming import Upload
 from proxy.lease import Lease
 from proxy.matching import Candidate
-from proxy.outcome import BadInput, BodyTooLarge, Draining, NoRoute, Refused
+from proxy.outcome import BadInput, BodyTooLarge, Draining, NoRoute, Refused, UpstreamBusy
 from proxy.pool import Pool
 from proxy.prediction import Predictor
 from proxy.rules import ClassRules
 from proxy.turn import MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.exchange import Exchange
+from proxy.upstream.group import OVERLOAD
 from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import BadRequest, Call, Head
-from proxy.wire.registry import detect
+from proxy.wire.base import BadRequest, Call, Head, Route
+from proxy.wire.registry import likely
 
 __all__ = ["Flight"]
 
@@ -54,8 +59,8 @@ class Flight(Answering):
             self.visit = service.keyring.receive(incoming)
         candidates = service.table.candidates(incoming.method, path)
         if not candidates:
-            self.wire = detect(incoming.method, path).wire
-            raise Refused(NoRoute())
+            self.wire = likely(incoming.method, path, incoming.fields.raw)
+            raise Refused(NoRoute(path=path, known=service.table.known_paths()))
         candidate = candidates[0]
         self.wire = candidate.wire
         self.ticket.route = candidate.route.name
@@ -67,13 +72,42 @@ class Flight(Answering):
         else:
             candidate = service.table.choose(candidates, "") or candidate
         self.pool = candidate.pool
-        rules = self._classify(candidate.pool)
-        if self.call is not None and candidate.pool.mergeable(self.call):
-            await self._merged(candidate.pool, rules)
-        elif candidate.route.queued:
-            await self._gated(candidate.pool, rules)
-        else:
-            await self._relayed(candidate.pool, rules)
+        try:
+            await self._through(candidate.pool, candidate.route)
+        except (Refused, UpstreamError) as error:
+            await self._fall_back(candidate.pool, candidate.route, error)
+
+    def _through(self, pool: Pool, route: Route) -> Coroutine[Any, Any, None]:
+        """Return the way through `pool` to an answer."""
+        rules = self._classify(pool)
+        if pool.affinity is not None:
+            self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
+        if self.call is not None and pool.mergeable(self.call):
+            return self._merged(pool, rules)
+        return self._gated(pool, rules) if route.queued else self._relayed(pool, rules)
+
+    async def _fall_back(self, pool: Pool, route: Route, error: Refused | UpstreamError) -> None:
+        """Try the pools that take what `pool` could not, one after the other. Raises what the last one said."""
+        while True:
+            cause = cause_of(error, repeatable=self._repeatable)
+            other = self.service.table.fallback(pool, cause) if cause else None
+            if other is None or self.started or self.committed:
+                raise error
+            if self.keepalive is not None:
+                self.keepalive.stop()
+                self.keepalive = None
+            pool.passed_on(self.ticket, other.name, cause)
+            self.pool = pool = other
+            try:
+                await self._through(pool, route)
+                return
+            except (Refused, UpstreamError) as next_error:
+                error = next_error
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether an upstream may be sent the request a second time: its body is held, and that does no harm."""
+        return self.call is not None or (self.incoming.complete and self.incoming.method in _IDEMPOTENT)
 
     def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str, body: bytes) -> Candidate:
         """Parse the body, and choose the pool by the model that it names."""
@@ -90,7 +124,8 @@ class Flight(Answering):
         self.ticket.prompt_tokens = call.prompt_tokens
         chosen = self.service.table.choose(candidates, call.model)
         if chosen is None:
-            raise Refused(NoRoute(call.model))
+            known = self.service.table.known_models(candidates)
+            raise Refused(NoRoute(call.model, path, known))
         return chosen
 
     def _classify(self, pool: Pool) -> ClassRules:
@@ -197,7 +232,7 @@ class Flight(Answering):
         self.ticket.queued = False
         if self.visit is not None:
             self.visit.admit(0.0, monotonic())
-        lease = pool.unqueued()
+        lease = pool.unqueued(self.ticket.affinity)
         self.ticket.dispatched = monotonic()
         self.ticket.generation = pool.controller.setpoints.generation
         try:
@@ -225,6 +260,8 @@ class Flight(Answering):
         )
         key = (call.compat_key, self.ticket.tenant, self.incoming.fields.identity())
         answer = await pool.merged(turn, key)
+        if answer.status in OVERLOAD:
+            self._spill(pool, None)
         body = answer.body
         self._write_answer(
             answer.status, answer.reason, answer.lines, body, len(body), known_id=answer.request_id_known
@@ -254,6 +291,8 @@ class Flight(Answering):
             outgoing.is_json = True
         elif incoming.complete:
             outgoing.body = incoming.body_now()
+            if outgoing.body:
+                incoming.put_back(outgoing.body)
             outgoing.replayable = incoming.method in _IDEMPOTENT
             if incoming.wants_websocket:
                 outgoing.upgrade = b"websocket"
@@ -276,7 +315,9 @@ class Flight(Answering):
                 await exchange.wait()
             if exchange is None or not group.done(lease, exchange):
                 begun, exchange = exchange, None
-                exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun)
+                exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun, key=ticket.affinity)
+                if exchange.status in OVERLOAD:
+                    self._spill(pool, exchange)
             if exchange.upgrade_rest is not None:
                 await self._tunnel(exchange)
             elif self.committed and not (exchange.status == 200 and exchange.fields.is_event_stream):
@@ -289,6 +330,13 @@ class Flight(Answering):
             ticket.upstream = lease.endpoint.name
             if exchange is not None:
                 exchange.abort()
+
+    def _spill(self, pool: Pool, exchange: Exchange | None) -> None:
+        """Give up an answer that says `not now` where another pool may be asked. Raises Refused."""
+        if not self.committed and self._repeatable and self.service.table.fallback(pool, "overload") is not None:
+            if exchange is not None:
+                exchange.abort()
+            raise Refused(UpstreamBusy(pool.group.retry_after_s()))
 
     def _own(self, path: str) -> None:
         """Answer the probes of whoever runs us."""

@@ -15,7 +15,7 @@ from proxy.admin.operator import PoolView
 
 __all__ = ["STATES", "VERDICTS", "PoolGauges"]
 
-STATES = ("up", "overloaded", "ejected", "down")
+STATES = ("up", "overloaded", "ejected", "down", "draining", "drained")
 VERDICTS = ("met", "missed", "unproven")
 _LOG = logging.getLogger("trimtab.metrics")
 KNOBS = ("max_batch_size", "window_ms")
@@ -55,6 +55,12 @@ _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "upstream_inflight": ("Calls under way there.", ("pool", "upstream")),
     "upstream_failure_ratio": ("Moving share of failures and overloads.", ("pool", "upstream")),
     "upstream_connections": ("Connections kept, by use.", ("pool", "upstream", "state")),
+    "upstream_share": ("Its weight, or what it has of it so far while it is being eased in.", ("pool", "upstream")),
+    "upstream_reported_running": ("Sequences it says it is working on.", ("pool", "upstream")),
+    "upstream_reported_waiting": ("Requests it says wait in its own queue.", ("pool", "upstream")),
+    "upstream_reported_kv_usage_ratio": ("Share of its KV cache it says is in use.", ("pool", "upstream")),
+    "upstream_reported_age_seconds": ("How old what it says is.", ("pool", "upstream")),
+    "upstream_reported_stale": ("1 while that is too old to be taken for the present.", ("pool", "upstream")),
 }
 
 
@@ -138,6 +144,14 @@ def _upstream(put: _Put, pool: str, stats: Mapping[str, Any]) -> None:
     idle = stats.get("connections_idle", 0)
     put("upstream_connections", idle, pool, url, "idle")
     put("upstream_connections", stats.get("connections_open", 0) - idle, pool, url, "busy")
+    put("upstream_share", stats.get("share"), pool, url)
+    reported = stats.get("reported")
+    if reported is not None:
+        put("upstream_reported_running", reported["running"], pool, url)
+        put("upstream_reported_waiting", reported["waiting"], pool, url)
+        put("upstream_reported_kv_usage_ratio", reported["kv_usage"], pool, url)
+        put("upstream_reported_age_seconds", reported["age_s"], pool, url)
+        put("upstream_reported_stale", reported["stale"], pool, url)
 
 
 def _live(put: _Put, pool: str, snapshot: Mapping[str, Any]) -> None:

@@ -28,6 +28,10 @@ class Hooks(Protocol):
         """One upstream call was sent again."""
         ...
 
+    def fell_back(self, pool: str, to: str, cause: str) -> None:
+        """One request that `pool` could not take went to the pool `to`, because of `cause`."""
+        ...
+
 
 class NullHooks:
     """Counts nothing."""
@@ -42,4 +46,7 @@ class NullHooks:
         """Ignore it."""
 
     def retried(self, pool: str) -> None:
+        """Ignore it."""
+
+    def fell_back(self, pool: str, to: str, cause: str) -> None:
         """Ignore it."""

@@ -198,6 +198,10 @@ class Incoming:
         data: bytes = content.read_nowait(-1)
         return data
 
+    def put_back(self, body: bytes) -> None:
+        """Let a body that was read be read again, for another try."""
+        self._content = body
+
     async def body(self, limits: Limits) -> bytes:
         """Read the whole body."""
         limit = limits.max_body_bytes

@@ -118,7 +118,9 @@ class Visit:
         return caller.class_in(pool, fields.klass)
 
     def admit(self, tokens: float, now: float) -> None:
-        """Charge a request of `tokens` predicted tokens. Raises Refused when a limit is used up."""
+        """Charge a request of `tokens` predicted tokens, once. Raises Refused when a limit is used up."""
+        if self._charged is not None:
+            return
         refusal = self.caller.allowance.admit(tokens, now)
         if refusal is not None:
             raise Refused(CallerLimited(refusal.limit, refusal.after_s, refusal.reason))

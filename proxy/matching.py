@@ -13,6 +13,7 @@ from proxy.wire.registry import detect
 __all__ = ["Candidate", "RouteTable"]
 
 _CACHED = 1024
+_SHOWN = 8
 
 
 class Candidate(NamedTuple):
@@ -28,6 +29,7 @@ class RouteTable:
 
     def __init__(self, pools: Sequence[Pool]) -> None:
         self.pools = tuple(pools)
+        self._by_name = {pool.name: pool for pool in self.pools}
         self._by_path: dict[tuple[str, str], tuple[Candidate, ...]] = {}
 
     def candidates(self, method: str, path: str) -> tuple[Candidate, ...]:
@@ -44,6 +46,20 @@ class RouteTable:
             self._by_path[method, path] = found
         return found
 
+    def fallback(self, pool: Pool, cause: str) -> Pool | None:
+        """Return the pool that takes what `pool` cannot because of `cause`; None when there is none."""
+        wanted = pool.config.fallback
+        return self._by_name.get(wanted.pool) if wanted is not None and cause in wanted.on else None
+
+    def known_paths(self) -> str:
+        """Say which paths are taken."""
+        return _listed("Pools take", [(pool.name, pool.config.match.paths) for pool in self.pools])
+
+    def known_models(self, candidates: tuple[Candidate, ...]) -> str:
+        """Say which models are served on a path."""
+        pools = [candidate.pool for candidate in candidates]
+        return _listed("Pools serve", [(pool.name, pool.config.match.models) for pool in pools])
+
     def choose(self, candidates: tuple[Candidate, ...], model: str) -> Candidate | None:
         """Return the first candidate that serves `model`; None when none does."""
         if len(candidates) == 1 and candidates[0].pool.any_model:
@@ -56,3 +72,10 @@ class RouteTable:
 
 def _matches(globs: Sequence[str], text: str) -> bool:
     return any(glob == "*" or fnmatchcase(text, glob) for glob in globs)
+
+
+def _listed(begin: str, entries: Sequence[tuple[str, Sequence[str]]]) -> str:
+    """Return pools with their globs, no more than somebody will read."""
+    shown = [f"{', '.join(globs[:_SHOWN])} ({name})" for name, globs in entries if globs]
+    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    return f"{begin}: {'; '.join(shown[:_SHOWN])}{more}." if shown else ""

@@ -50,6 +50,8 @@ SHED_REASONS = (
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
 OTHER = "other"
 """Stands for every label value beyond what the configuration and the code know."""
+NO_POOL = "none"
+"""Stands for pool and class of requests that are over before a pool is found for them."""
 
 Family = CounterFamily | HistogramFamily
 Dump = Mapping[str, Sequence[Any]]
@@ -170,6 +172,9 @@ class Metrics:
             "trimtab_upstream_requests", "Requests finished at an upstream.", ("pool", "upstream", "outcome")
         )
         self.retries = count("trimtab_retries", "Upstream calls repeated.", ("pool",))
+        self.fallbacks = count(
+            "trimtab_fallbacks", "Requests that went on to another pool, by why.", ("pool", "to", "cause")
+        )
         self.decisions = count("trimtab_decisions", "Decisions of the controller and operators.", ("pool", "rule"))
         self.reloads = count("trimtab_config_reloads", "Configuration reloads.", ("result",))
         self.loop_delay = hist(
@@ -180,13 +185,14 @@ class Metrics:
         self._families: list[Family] = [
             self.requests, self.duration, self.ttft, self.tpot, self.queue, self.overhead_seconds, self.batch_size,
             self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens, self.output_tokens,
-            self.upstream_requests, self.retries, self.decisions, self.reloads, self.loop_delay,
+            self.upstream_requests, self.retries, self.fallbacks, self.decisions, self.reloads, self.loop_delay,
         ]  # fmt: skip
 
     def configure(self, pools: Sequence[PoolConfig]) -> None:
         """Make the series of pools, at start and again after a reload; series that exist go on counting."""
         for result in ("ok", "failed"):
             self.reloads.labels(result)
+        self._request_cell("", "unknown", "", Result.REFUSED, 404)
         for pool in pools:
             slo = pool.to_slo()
             self.slo_changed(pool.name, slo)
@@ -195,6 +201,9 @@ class Metrics:
                 for route in ROUTES:
                     for result, code in _USUAL_CODE.items():
                         self._request_cell(pool.name, route, klass, result, code)
+            if pool.fallback is not None:
+                for cause in pool.fallback.on:
+                    self.fallbacks.labels(pool.name, pool.fallback.pool, cause)
             for upstream in pool.upstreams:
                 for result in _SERVED:
                     self._upstream_cell(self._pools[pool.name], upstream.url, result)
@@ -273,6 +282,11 @@ class Metrics:
         """Count one repeated upstream call."""
         self._pools[pool].retries.value += 1.0
 
+    def fell_back(self, pool: str, to: str, cause: str) -> None:
+        """Count one request that went on to another pool."""
+        known = self._pools
+        self.fallbacks.labels(pool if pool in known else OTHER, to if to in known else OTHER, cause).value += 1.0
+
     def decided(self, pool: str, rule: str) -> None:
         """Count one decision of the controller or of an operator."""
         known = self._pools[pool]
@@ -323,9 +337,9 @@ class Metrics:
         if route not in self._routes and len(self._routes) < _MAX_ROUTES:
             self._routes.add(route)
         cell = self.requests.labels(
-            pool if known else OTHER,
+            pool if known else OTHER if pool else NO_POOL,
             route if route in self._routes else OTHER,
-            klass if known and klass in known.classes else OTHER,
+            klass if known and klass in known.classes else OTHER if pool else NO_POOL,
             result.value,
             str(code) if 100 <= code <= 599 else OTHER,
         )

@@ -34,6 +34,7 @@ __all__ = [
     "Shed",
     "SlowClient",
     "Unauthorized",
+    "UpstreamBusy",
     "UpstreamFailed",
     "UpstreamTimeout",
     "to_reply",
@@ -154,14 +155,24 @@ class NoRoute(_Outcome):
     status: ClassVar[int] = 404
     result: ClassVar[Result] = Result.REFUSED
     model: str = ""
+    path: str = ""
+    known: str = ""
+    """What would be taken, in words."""
     reason = "no_route"
 
     @property
     def message(self) -> str:
-        """Names the model when that is what did not match."""
+        """Names what did not match, and what would."""
         if self.model:
-            return f"No pool serves the model {self.model!r}."
-        return "No pool serves this path."
+            text = f"No pool serves the model {self.model[:100]!r}."
+        else:
+            text = f"No pool serves the path {self.path[:100]!r}." if self.path else "No pool serves this path."
+        return f"{text} {self.known}" if self.known else text
+
+    @property
+    def param(self) -> str | None:
+        """The model, when that is what did not match."""
+        return "model" if self.model else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +301,22 @@ class NoUpstream(_Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class UpstreamBusy(_Outcome):
+    """The upstream said 429 or 503, and its answer was given up for another pool's, which is gone."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.FAILED
+    after_s: float = 1.0
+    reason = "upstream_busy"
+    message = "The inference server is overloaded."
+
+    @property
+    def retry_after_s(self) -> float:
+        """When it may be asked again."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
 class DeadlinePassed(_Outcome):
     """The deadline passed while the request was queued."""
 
@@ -377,6 +404,7 @@ Outcome: TypeAlias = (
     | Shed
     | SlowClient
     | Unauthorized
+    | UpstreamBusy
     | UpstreamFailed
     | UpstreamTimeout
 )

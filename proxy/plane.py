@@ -203,13 +203,13 @@ class DataPlane:
         """Send requests to `fresh` from now on, and let the pools that are not among them retire."""
         old, self._pools = self._pools, fresh
         self.handler.table = RouteTable(tuple(fresh.values()))
-        well = {endpoint.name for pool in old.values() for endpoint in pool.group.endpoints if endpoint.proven}
+        known_as = {endpoint.name: endpoint for pool in old.values() for endpoint in pool.group.endpoints}
         for name, pool in fresh.items():
             self._watch(pool)
             if old.get(name) is not pool and self._started:
                 self._schedule(pool)
                 for endpoint in pool.group.endpoints:
-                    endpoint.proven = endpoint.name in well
+                    endpoint.follow(known_as.get(endpoint.name))
                 pool.expect_upstreams()
         for name, pool in old.items():
             if fresh.get(name) is not pool:

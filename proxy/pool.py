@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from functools import partial
 from itertools import islice
 from typing import Any, cast
 
+from controller.decision import Decision
 from controller.load import MAX_RUNNING, Load
 from controller.loop import PoolController
 from controller.observation import Observation, Result
 from policies.registry import create_policy
 from proxy.admission import Admission
+from proxy.affinity import affinity_of
 from proxy.batcher import ClosedBy, Former, GateBatcher, Plain
 from proxy.clock import Clock
 from proxy.config.model import PoolConfig
@@ -31,10 +33,12 @@ from proxy.slots import MergeSlots
 from proxy.ticket import Ticket
 from proxy.tls import fingerprint
 from proxy.turn import Answer, MergeTurn, Turn
-from proxy.upstream.build import build_group
+from proxy.upstream.build import build_group, build_poller
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.group import Group
+from proxy.upstream.leaving import Leaving, note_drain
 from proxy.upstream.probe import Prober
+from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Route
 
 __all__ = ["ClassRules", "Pool", "controller_for"]
@@ -115,6 +119,10 @@ class Pool:
             timeout_s=config.health.timeout_ms / 1000.0,
             on_change=self._health_changed,
         )
+        self.affinity = affinity_of(config)
+        """Reads what ties a request to one upstream; None where nothing does."""
+        self.signals = build_poller(config, self.group.endpoints)
+        self._leaving = Leaving(self.group.endpoints, self._emptied)
 
     @property
     def config(self) -> PoolConfig:
@@ -165,6 +173,7 @@ class Pool:
         before = self.controller.setpoints
         decision = self.controller.tick(now, self.load(now))
         self.gate.held_back = self.merge.held_back = False
+        self._leaving.look()
         if self.controller.setpoints is not before:
             self.knobs_changed()
         return decision
@@ -214,9 +223,9 @@ class Pool:
             for profile in self._profiles
         )
 
-    def unqueued(self) -> Lease:
+    def unqueued(self, key: AffinityKey | None = None) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
-        return self.leases.grant(self._pick(0.0))
+        return self.leases.grant(self._pick(0.0, key))
 
     def admit(self, ticket: Ticket, tokens: float, *, express: bool) -> Lease | None:
         """Let a newcomer in. Raises Refused.
@@ -276,6 +285,15 @@ class Pool:
             return turn.answer
         raise Refused(turn.outcome if turn.outcome is not None else self._refusal(turn.why))
 
+    def passed_on(self, ticket: Ticket, to: str, cause: str) -> None:
+        """Forget a request that another pool takes after this one could not: it is observed there."""
+        if ticket.job is not None and ticket.dispatched is not None:
+            self.queue.policy.completed(ticket.job, 0)
+        if ticket.prediction is not None and self.predictor is not None:
+            self.predictor.observe(ticket.prediction, 0, "abort")
+        ticket.start_again()
+        self.hooks.fell_back(self.name, to, cause)
+
     def finished(self, ticket: Ticket) -> Observation:
         """Make the one observation of a request that is over, tell everybody, and return it."""
         obs = ticket.observation(self.name, self._clock.now())
@@ -295,6 +313,26 @@ class Pool:
         """Find out at once which upstreams are there, and soon which come."""
         self._prober.hurry()
 
+    @property
+    def taken_out(self) -> tuple[str, ...]:
+        """URLs of upstreams that an operator has taken out."""
+        return self._leaving.names
+
+    def take_out(self, url: str, out: bool, now: float, actor: str) -> Decision:
+        """Let an upstream have nothing new and finish what it has, or take it back in. Raises ValueError."""
+        endpoint = self._leaving.find(url)
+        decision = note_drain(self.controller, endpoint.name, endpoint.draining, out, now, actor)
+        self._leaving.set(endpoint, out, decision.id)
+        return decision
+
+    def keep_out(self, urls: Iterable[str]) -> None:
+        """Take exactly these upstreams out, as somebody else has decided."""
+        self._leaving.keep_out(urls)
+
+    def _emptied(self, endpoint: Endpoint, decision: int) -> None:
+        self.controller.decisions.resolve(decision, "it is empty")
+        log.info("pool %s: upstream %s is drained", self.name, endpoint.name)
+
     def drain(self) -> None:
         """Hold nobody back for company any more."""
         self.draining = True
@@ -304,12 +342,14 @@ class Pool:
     def close(self) -> None:
         """Turn away whoever still waits and close what is idle."""
         self._prober.stop()
+        self.signals.stop()
         self.queue.drop_all(Drop.CLOSED)
         self.group.close()
 
     def abort(self) -> None:
         """Close everything now."""
         self._prober.stop()
+        self.signals.stop()
         self.queue.drop_all(Drop.CLOSED)
         for run in tuple(self._runs):
             run.cancel()
@@ -326,15 +366,15 @@ class Pool:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _pick(self, tokens: float) -> Endpoint:
-        endpoint = self.group.pick(tokens)
+    def _pick(self, tokens: float, key: AffinityKey | None) -> Endpoint:
+        endpoint = self.group.pick(tokens, key=key)
         if endpoint is None:
             raise Refused(NoUpstream(after_s=self.group.retry_after_s()))
         return endpoint
 
     def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
-        lease = self.leases.grant(self._pick(tokens), tokens, self._gate_released)
+        lease = self.leases.grant(self._pick(tokens, ticket.affinity), tokens, self._gate_released)
         self._took(lease, now, 1)
         if ticket.job is not None and ticket.job.express:
             self._express.add(lease)
@@ -363,7 +403,7 @@ class Pool:
     def _dispatch(self, batch: Batch) -> None:
         """The merger closed a batch."""
         members = cast("list[MergeTurn]", batch.members)
-        endpoint = self.group.pick(batch.tokens, self._slots.full())
+        endpoint = self.group.pick(batch.tokens, self._slots.full(), members[0].ticket.affinity)
         if endpoint is None:
             for member in members:
                 member.dropped(Drop.NO_UPSTREAM)

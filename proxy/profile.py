@@ -107,6 +107,11 @@ class Profile(Section):
     metrics: MetricsSpec | None = Field(default=None, description="Metrics; absent when it has none.")
     dispatch: DispatchSpec = Field(default=DispatchSpec(), description="Who makes the batches.")
     quirks: Quirks = Field(default=Quirks(), description="Differences.")
+    credential_header: str = Field(
+        default="Authorization",
+        pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
+        description="Header that carries an API key: Authorization (as a bearer token), x-api-key or another.",
+    )
     keepalive_s: float | None = Field(
         default=None, gt=0.0, description="It closes connections that were idle this long; absent when it does not."
     )
@@ -123,13 +128,22 @@ class Profile(Section):
         """Return who makes the batches for the operation called `route`."""
         return self.dispatch.routes.get(route, self.dispatch.default)
 
+    @property
+    def says_load(self) -> bool:
+        """Whether anything in its metrics says how busy it is."""
+        spec = self.metrics
+        return spec is not None and bool(spec.running or spec.waiting or spec.kv_usage)
+
     def read_signals(self, text: str) -> Signals:
         """Read the server's load from its metrics in Prometheus text format; lines that make no sense are skipped."""
         spec = self.metrics
         if spec is None:
             return Signals()
         wanted = {series.name for group in (spec.running, spec.waiting, spec.kv_usage) for series in group}
-        samples = [sample for sample in map(_sample, text.splitlines()) if sample and sample[0] in wanted]
+        # Servers write thousands of lines, of which a handful matter.
+        begins = tuple(wanted)
+        lines = [line for line in text.splitlines() if line.startswith(begins)]
+        samples = [sample for sample in map(_sample, lines) if sample and sample[0] in wanted]
         running, waiting, usage = (_first(group, samples) for group in (spec.running, spec.waiting, spec.kv_usage))
         return Signals(
             sum(running) if running else None, sum(waiting) if waiting else None, max(usage) if usage else None

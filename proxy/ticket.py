@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
+from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Tap
 
 __all__ = ["Ticket"]
@@ -17,6 +18,7 @@ class Ticket:
     """
 
     __slots__ = (
+        "affinity",
         "arrival",
         "batch",
         "call",
@@ -51,6 +53,8 @@ class Ticket:
         """Whether it is work that waits its turn; what does not says nothing about the upstreams' speed."""
         self.klass = "default"
         self.tenant = ""
+        self.affinity: AffinityKey | None = None
+        """What ties it to one upstream, where the pool routes by that."""
         self.call: Call | None = None
         self.job: Job | None = None
         self.tap: Tap | None = None
@@ -71,6 +75,12 @@ class Ticket:
         """Why it was refused; empty when it was not."""
         self.final = False
         """Whether the answer is over, so that a client that leaves now has had it."""
+
+    def start_again(self) -> None:
+        """Go back to where no pool had taken it."""
+        self.queued = True
+        self.job = self.prediction = self.dispatched = self.affinity = self.tap = None
+        self.batch, self.upstream = 1, ""
 
     def ended(self, result: Result, code: int) -> None:
         """Take note of how it ended and which status the client saw."""

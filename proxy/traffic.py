@@ -22,6 +22,7 @@ class Traffic:
         self.batch_dispatched = next_hooks.batch_dispatched
         self.shed = next_hooks.shed
         self.retried = next_hooks.retried
+        self.fell_back = next_hooks.fell_back
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         """Remember one finished request and pass it on."""

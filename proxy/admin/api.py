@@ -11,6 +11,7 @@ from proxy.admin.problem import field_error
 from proxy.admin.requests import integer, read_body, require_match, seconds
 from proxy.admin.schemas import (
     DecisionsOut,
+    DrainIn,
     FreezeIn,
     LawIn,
     PoolsOut,
@@ -101,6 +102,16 @@ class PoolsApi(Group):
         self._end(pool, "freeze", for_s, undo)
         return self.show(pool)
 
+    async def put_drain(self, request: web.Request) -> web.Response:
+        """Take an upstream out, or back in."""
+        pool = self.pool(request)
+        wanted = await read_body(request, DrainIn)
+        require_match(request, etag(pool))
+        self.change(
+            request, pool, lambda now, who: pool.take_out(wanted.upstream, wanted.draining, now, who), "upstream"
+        )
+        return self.show(pool)
+
     async def post_rollback(self, request: web.Request) -> web.Response:
         """Undo a decision: promise, law or freeze as they were before it, or the knobs."""
         pool = self.pool(request)
@@ -120,6 +131,9 @@ class PoolsApi(Group):
         elif rule == "admin.freeze":
             self.change(request, pool, lambda now, who: controller.freeze(old["frozen"], now, who), "decision")
             self._end(pool, "freeze", None, {})
+        elif rule == "admin.drain":
+            url, out = old["upstream"], old["draining"]
+            self.change(request, pool, lambda now, who: pool.take_out(url, out, now, who), "decision")
         else:
             number = wanted.decision
             self.change(request, pool, lambda now, who: controller.roll_back(number, now, who), "decision")

@@ -80,6 +80,11 @@ OPERATIONS = (
         body=schemas.FreezeIn, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
     ),
     Operation(
+        "PUT", f"{_POOL}/drain", "put_drain",
+        "Take an upstream out, or back in. It finishes what it has; its state then says drained.", schemas.PoolOut,
+        body=schemas.DrainIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
+    ),
+    Operation(
         "PUT", f"{_POOL}/shadow", "put_shadow", "Let another law advise without turning anything.", schemas.PoolOut,
         body=schemas.ShadowIn, parameters=(_ACTOR,), problems=(404, *_BODY_FAULTS),
     ),

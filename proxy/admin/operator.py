@@ -57,6 +57,15 @@ class PoolView(Protocol):
         """Act on knobs that were turned from outside."""
         ...
 
+    @property
+    def taken_out(self) -> tuple[str, ...]:
+        """URLs of upstreams that an operator has taken out."""
+        ...
+
+    def take_out(self, url: str, out: bool, now: float, actor: str) -> Decision:
+        """Let an upstream have nothing new and finish what it has, or take it back in. Raises ValueError."""
+        ...
+
 
 class Operator(Protocol):
     """The running proxy, as far as it can be looked at and steered."""

@@ -13,6 +13,7 @@ __all__ = [
     "ConfigOut",
     "DecisionOut",
     "DecisionsOut",
+    "DrainIn",
     "ExperimentIn",
     "FieldError",
     "FiguresOut",
@@ -77,6 +78,13 @@ class FreezeIn(Section):
     """Whether the law may turn knobs. Admission and batch forming go on either way."""
 
     frozen: bool = Field(description="true keeps every knob where it is.")
+
+
+class DrainIn(Section):
+    """Whether an upstream is taken out: nothing new goes there, what runs is finished. A reload keeps it so."""
+
+    upstream: str = Field(min_length=1, max_length=2048, description="Its URL, as in the configuration.")
+    draining: bool = Field(description="true takes it out, false back in.")
 
 
 class ShadowIn(Section):
@@ -151,7 +159,10 @@ class PoolOut(PoolSummary):
         description="The controller's view: quantiles with n and interval, counts, attainment, law and model."
     )
     load: dict[str, Any] = Field(description="Queue and calls in flight right now.")
-    stats: dict[str, Any] = Field(description="Queue by class, leases, and the state of every upstream.")
+    stats: dict[str, Any] = Field(
+        description="Queue by class, leases, and every upstream: its state "
+        "(up, overloaded, ejected, down, draining, drained), and what it says about its own load."
+    )
 
 
 class PoolsOut(_Out):

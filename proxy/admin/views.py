@@ -94,6 +94,7 @@ def etag(pool: PoolView) -> str:
         sorted(controller.pins.items()),
         controller.law_name,
         controller.frozen,
+        pool.taken_out,
     ]
     return f'"{hashlib.blake2s(json.dumps(state).encode(), digest_size=8).hexdigest()}"'
 

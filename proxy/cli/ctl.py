@@ -14,12 +14,13 @@ import click
 import yaml
 
 from proxy.cli.client import AdminClient, Refusal, Unreachable
-from proxy.cli.tables import decision_line, pool_text, pools_table, what_if_text
+from proxy.cli.tables import decision_line, pool_text, pools_table, upstreams_table, what_if_text
 
 __all__ = ["command"]
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _DURATION = re.compile(r"^(\d+(?:\.\d+)?)(s|m|h|d)?$")
+_LOOK_EVERY_S = 0.5
 _UNITS = {None: 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -200,6 +201,25 @@ def experiment(context: _Context, law_name: str | None, block: float | None, pai
 def freeze(context: _Context, off: bool, for_s: float | None) -> None:
     """Keep the law from turning knobs."""
     context.say_pool(context.client.send("PUT", f"{context.base}/freeze", {"frozen": not off}, for_s=for_s))
+
+
+@command.command()
+@click.argument("url")
+@click.option("--undo", is_flag=True, help="Take it back in.")
+@click.option("--wait", is_flag=True, help="Return once it has finished what it had.")
+@_talks
+def drain(context: _Context, url: str, undo: bool, wait: bool) -> None:
+    """Take an upstream out: nothing new goes there, what runs is finished."""
+    answer = context.client.send("PUT", f"{context.base}/drain", {"upstream": url, "draining": not undo})
+    while wait and not undo and _upstream(answer, url).get("state") == "draining":
+        time.sleep(_LOOK_EVERY_S)
+        answer = context.client.get(context.base)
+    context.say(answer, upstreams_table(answer))
+
+
+def _upstream(pool: dict[str, Any], url: str) -> dict[str, Any]:
+    wanted = url.rstrip("/")
+    return next((up for up in pool["stats"].get("upstreams", ()) if up["url"] == wanted), {})
 
 
 @command.command()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["decision_line", "pool_text", "pools_table", "table", "what_if_text"]
+__all__ = ["decision_line", "pool_text", "pools_table", "table", "upstreams_table", "what_if_text"]
 
 _TARGETS = ("ttft", "tpot", "e2e", "queue")
 
@@ -73,14 +73,27 @@ def pool_text(pool: dict[str, Any]) -> str:
         target = judged.get("target_ms")
         rows.append((name, found.get("n", 0), *values, target, judged.get("late"), judged.get("verdict")))
     parts.append(table(("LATENCY", "N", "P50 ms", "P95 ms", "P99 ms", "TARGET ms", "LATE", "VERDICT"), rows))
-    upstreams = [
-        (up["url"], up.get("state"), up.get("inflight"), up.get("served"), up.get("failure_rate"))
-        for up in pool["stats"].get("upstreams", ())
-    ]
-    parts.append(table(("UPSTREAM", "STATE", "INFLIGHT", "SERVED", "FAILURES"), upstreams))
+    parts.append(upstreams_table(pool))
     notes = ["the law is frozen"] if pool.get("frozen") else []
     notes += [f"{one['kind']} goes back in {one['in_s']:g} s" for one in pool.get("expiring", ())]
     return "\n\n".join(parts) + ("\n\n" + "\n".join(notes) if notes else "")
+
+
+def upstreams_table(pool: dict[str, Any]) -> str:
+    """Return a pool's upstreams: what they do for us, and what they say about themselves where they do."""
+    upstreams = pool["stats"].get("upstreams", ())
+    head = ["UPSTREAM", "STATE", "INFLIGHT", "SERVED", "FAILURES"]
+    rows: list[list[object]] = [
+        [up["url"], up.get("state"), up.get("inflight"), up.get("served"), up.get("failure_rate")] for up in upstreams
+    ]
+    if any(up.get("reported") for up in upstreams):
+        head += ["SAYS RUNNING", "WAITING", "KV", "AGE s"]
+        for row, up in zip(rows, upstreams, strict=True):
+            said = up.get("reported") or {}
+            age = said.get("age_s")
+            shown = f"{age:.1f}{' (stale)' if said.get('stale') else ''}" if age is not None else said.get("error")
+            row += [said.get("running"), said.get("waiting"), said.get("kv_usage"), shown]
+    return table(head, rows)
 
 
 def what_if_text(found: dict[str, Any]) -> str:

@@ -137,7 +137,7 @@ class _Up:
             if ready is None or not await _first(_seen_well(proxy), signals.asked.wait()):
                 return 0
             self._progress.close()
-            self._announce(ready)
+            self._announce(ready, config)
             code = await _first(child.wait(), signals.asked.wait())
             if code is not None:
                 click.echo(f"trimtab: the worker ended with code {code}; stopping", err=True)
@@ -151,8 +151,9 @@ class _Up:
     def _config(self, url: str) -> Config:
         return kept_somewhere(read_config(self._file, _with_upstream(self._overrides, url)), os.environ, "up-")
 
-    def _announce(self, ready: dict[str, Any]) -> None:
-        proxy, admin = f"http://{address_of(self._data)}", f"http://{address_of(self._admin)}"
+    def _announce(self, ready: dict[str, Any], config: Config) -> None:
+        proxy = f"{_scheme(config.listen.tls)}://{address_of(self._data)}"
+        admin = f"{_scheme(config.admin.tls)}://{address_of(self._admin)}"
         body = {"model": ready["model"], "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
         lines = (
             f"ready in {self._progress.elapsed_s:.1f} s: {ready['model']} on {ready.get('device', 'the worker')}",
@@ -176,6 +177,10 @@ class _Up:
         )
         click.echo("\n".join(lines))
         sys.stdout.flush()
+
+
+def _scheme(tls: object) -> str:
+    return "http" if tls is None else "https"
 
 
 def _exit_code(code: int) -> int:

@@ -17,13 +17,16 @@ from proxy.config.pool import (
     BatchSizeRange,
     ClassConfig,
     ConnectionsConfig,
+    FallbackConfig,
     HealthConfig,
     KeepaliveConfig,
     MatchConfig,
     PoolConfig,
     QueueConfig,
     RetriesConfig,
+    RoutingConfig,
     SetpointsConfig,
+    SignalsConfig,
     SloConfig,
     TimeoutsConfig,
     UpstreamConfig,
@@ -39,6 +42,7 @@ __all__ = [
     "Config",
     "ConnectionsConfig",
     "DrainConfig",
+    "FallbackConfig",
     "HealthConfig",
     "KeepaliveConfig",
     "KeyConfig",
@@ -51,7 +55,9 @@ __all__ = [
     "PoolConfig",
     "QueueConfig",
     "RetriesConfig",
+    "RoutingConfig",
     "SetpointsConfig",
+    "SignalsConfig",
     "SloConfig",
     "StateConfig",
     "TimeoutsConfig",
@@ -208,6 +214,24 @@ class Config(Section):
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two pools are called {name!r}")
+        return value
+
+    @field_validator("pools")
+    @classmethod
+    def _no_circles(cls, value: tuple[PoolConfig, ...]) -> tuple[PoolConfig, ...]:
+        after = {pool.name: pool.fallback.pool for pool in value if pool.fallback is not None}
+        names = [pool.name for pool in value]
+        for name, wanted in after.items():
+            if wanted not in names:
+                raise ValueError(f"the fallback of pool {name!r} is {wanted!r}; pools are {', '.join(names)}")
+            way = [name]
+            while way[-1] in after:
+                way.append(after[way[-1]])
+                if way[-1] in way[:-1]:
+                    raise ValueError(f"fallbacks go in a circle: {' -> '.join(way)}")
+        for pool in value:
+            if not pool.match.paths and pool.name not in after.values():
+                raise ValueError(f"pool {pool.name!r} matches no path and is nobody's fallback")
         return value
 
     @field_validator("keys")

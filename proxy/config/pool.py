@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
-from proxy.config.base import NAME_PATTERN, Section, check_url
-from proxy.config.tls import UpstreamTlsConfig
+from proxy.config.base import NAME_PATTERN, Section
+from proxy.config.upstream import FallbackConfig, RoutingConfig, SignalsConfig, UpstreamConfig
 
 __all__ = [
     "BatchSizeRange",
     "ClassConfig",
     "ConnectionsConfig",
+    "FallbackConfig",
     "HealthConfig",
     "KeepaliveConfig",
     "MatchConfig",
     "PoolConfig",
     "QueueConfig",
     "RetriesConfig",
+    "RoutingConfig",
     "SetpointsConfig",
+    "SignalsConfig",
     "SloConfig",
     "TimeoutsConfig",
     "UpstreamConfig",
@@ -38,48 +41,12 @@ class MatchConfig(Section):
     """Which requests a pool takes. The first pool that matches wins."""
 
     paths: tuple[str, ...] = Field(
-        default=("*",), min_length=1, description="Globs over the request path; `*` also matches `/`."
+        default=("*",),
+        description="Globs over the request path; `*` also matches `/`. An empty list: only as another's fallback.",
     )
     models: tuple[str, ...] = Field(
         default=("*",), min_length=1, description="Globs over the model named in the request; `*` also when none is."
     )
-
-
-class UpstreamConfig(Section):
-    """One inference server. A bare URL is short for `{url: ...}`."""
-
-    url: str = Field(description="Base URL, http or https; a path in it is put before the request's own.")
-    weight: float = Field(default=1.0, gt=0.0, le=1000.0, description="Share of the work relative to the others.")
-    profile: str = Field(
-        default="auto",
-        pattern=NAME_PATTERN,
-        description="What kind of server it is: the name of a file in proxy/profiles, or auto.",
-    )
-    model: str | None = Field(default=None, min_length=1, description="Model name to send instead of the caller's.")
-    api_key: SecretStr | None = Field(
-        default=None,
-        description="Sent as the bearer token instead of the caller's; write ${NAME} to take it from "
-        "the environment.",
-    )
-    tls: UpstreamTlsConfig | None = Field(
-        default=None, description="How to trust it and be trusted by it; the system's authorities when absent."
-    )
-
-    @model_validator(mode="after")
-    def _tls_where_there_is_tls(self) -> Self:
-        if self.tls is not None and not self.url.startswith("https:"):
-            raise ValueError(f"tls is set, but {self.url} is not https")
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_url(cls, data: Any) -> Any:
-        return {"url": data} if isinstance(data, str) else data
-
-    @field_validator("url", mode="before")
-    @classmethod
-    def _base_url(cls, value: Any) -> str:
-        return check_url(value)
 
 
 class SloConfig(Section):
@@ -241,6 +208,12 @@ class ConnectionsConfig(Section):
         le=_DAY_MS,
         description="Closed after idling this long; below the server's own limit.",
     )
+    max_age_ms: float = Field(
+        default=300_000.0,
+        ge=0.0,
+        le=_DAY_MS,
+        description="Not used again after this, so that a name that moved is followed; 0 for no limit.",
+    )
 
 
 class KeepaliveConfig(Section):
@@ -301,7 +274,12 @@ class PoolConfig(Section):
     tick_s: float = Field(default=1.0, ge=0.05, le=60.0, description="Between two decisions of the controller.")
     timeouts: TimeoutsConfig = Field(default=TimeoutsConfig(), description="Patience with upstreams.")
     retries: RetriesConfig = Field(default=RetriesConfig(), description="Second tries.")
+    routing: RoutingConfig = Field(default=RoutingConfig(), description="Which upstream gets the next call.")
+    fallback: FallbackConfig | None = Field(
+        default=None, description="Another pool for what this one cannot take; none when absent."
+    )
     health: HealthConfig = Field(default=HealthConfig(), description="Health of upstreams.")
+    signals: SignalsConfig = Field(default=SignalsConfig(), description="The upstreams' own metrics.")
     connections: ConnectionsConfig = Field(default=ConnectionsConfig(), description="Connections to upstreams.")
     keepalive: KeepaliveConfig = Field(default=KeepaliveConfig(), description="Comments in idle event streams.")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 
 from proxy.config.model import PoolConfig, UpstreamConfig
@@ -15,9 +16,10 @@ from proxy.upstream.endpoint import Endpoint, HealthRules
 from proxy.upstream.exchange import Patience
 from proxy.upstream.group import Group
 from proxy.upstream.retry import RetryBudget
-from proxy.upstream.routing import LeastWork
+from proxy.upstream.routing import LeastWork, PrefixAffinity, RoundRobin, Router, Sticky
+from proxy.upstream.signals import SignalPoller, Watched
 
-__all__ = ["build_group"]
+__all__ = ["build_group", "build_poller"]
 
 _IDLE_SHARE = 0.8
 """Our idle connections are closed after this share of the server's own limit, so that it never does it first."""
@@ -28,7 +30,7 @@ def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: No
     timeouts, retries = config.timeouts, config.retries
     return Group(
         [_endpoint(config, upstream) for upstream in config.upstreams],
-        LeastWork(),
+        _router(config),
         Patience(
             connect_s=timeouts.connect_ms / 1000.0,
             first_byte_s=timeouts.first_byte_ms / 1000.0,
@@ -40,6 +42,18 @@ def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: No
     )
 
 
+def build_poller(config: PoolConfig, endpoints: Sequence[Endpoint]) -> SignalPoller:
+    """Return what reads the metrics of those upstreams whose profile names some that tell their load."""
+    signals = config.signals
+    interval_s = signals.interval_ms / 1000.0
+    watched = [
+        Watched(endpoint, profile, interval_s)
+        for endpoint in endpoints
+        if signals.enabled and (profile := load_profile(endpoint.profile)).says_load
+    ]
+    return SignalPoller(watched, interval_s=interval_s, timeout_s=signals.timeout_ms / 1000.0)
+
+
 def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
     tls = upstream.tls
     address = (
@@ -47,16 +61,28 @@ def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
     )
     health, connections = config.health, config.connections
     profile = load_profile(upstream.profile)
-    idle_s = connections.idle_ms / 1000.0
+    own_key, idle_s = upstream.api_key, connections.idle_ms / 1000.0
     if profile.keepalive_s is not None:
         idle_s = min(idle_s, _IDLE_SHARE * profile.keepalive_s)
     return Endpoint(
         address,
-        ConnectionPool(asyncio.get_running_loop(), address, limit=connections.max, idle_s=idle_s),
+        ConnectionPool(
+            asyncio.get_running_loop(),
+            address,
+            limit=connections.max,
+            idle_s=idle_s,
+            max_age_s=connections.max_age_ms / 1000.0 or inf,
+        ),
         weight=upstream.weight,
         profile=upstream.profile,
         model=upstream.model,
-        api_key=None if upstream.api_key is None else upstream.api_key.get_secret_value().encode(),
+        credential=(
+            None
+            if own_key is None
+            else _credential(upstream.api_key_header or profile.credential_header, own_key.get_secret_value())
+        ),
+        strips_credentials=upstream.client_credentials == "strip"
+        or (upstream.client_credentials == "auto" and own_key is not None),
         health_path=health.path or profile.health.path,
         rules=HealthRules(
             eject_after=health.eject_after,
@@ -64,4 +90,22 @@ def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
             unhealthy_after=health.unhealthy_after,
             healthy_after=health.healthy_after,
         ),
+        slow_start_s=config.routing.slow_start_ms / 1000.0,
     )
+
+
+def _router(config: PoolConfig) -> Router:
+    routing = config.routing
+    if routing.strategy == "round-robin":
+        return RoundRobin()
+    if routing.strategy == "sticky":
+        return Sticky()
+    if routing.strategy == "prefix" and len(config.upstreams) > 1:
+        return PrefixAffinity(max_blocks=routing.max_blocks, max_load_factor=routing.max_load_factor)
+    return LeastWork()
+
+
+def _credential(header: str, key: str) -> bytes:
+    """Return the header line that shows `key`."""
+    value = f"Bearer {key}" if header.lower() == "authorization" else key
+    return f"{header}: {value}\r\n".encode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,7 @@ class Connection(asyncio.Protocol):
         "_writing_paused",
         "deadline",
         "idle_since",
+        "retire_at",
         "transport",
         "uploading",
         "uses",
@@ -110,6 +112,8 @@ class Connection(asyncio.Protocol):
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
         self.deadline = 0.0
         self.idle_since = 0.0
+        self.retire_at = inf
+        """When it has been open for long enough (monotonic seconds)."""
         self.uploading = False
         """Whether more of the request's body is still to be written: then it cannot be reused."""
         self.uses = 0

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from math import inf
+from random import random
 from time import monotonic
 
 from proxy.upstream.address import Address
 from proxy.upstream.connection import Connection
 from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.resolve import Resolve, is_address, lookup, spread
 
 __all__ = ["ConnectionPool"]
+
+_AGE_SPREAD = 0.2
+"""Share of the greatest age by which connections are retired earlier, at random."""
 
 
 class ConnectionPool:
     """Keeps idle connections, newest first, and never opens more than `limit` at once.
 
     The one that idled least is reused first, so that the pool shrinks to what is needed; one timer closes what
-    idled longer than `idle_s`, which should stay below the upstream's own limit.
+    idled longer than `idle_s`, which should stay below the upstream's own limit. One that is older than `max_age_s`
+    is closed instead of being kept, and names are looked up for every new one: so a name that moves is followed.
     """
 
     __slots__ = (
@@ -29,16 +36,32 @@ class ConnectionPool:
         "_idle_s",
         "_limit",
         "_loop",
+        "_max_age_s",
+        "_named",
         "_opening",
         "_timer",
         "_waiters",
+        "resolve",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, *, limit: int, idle_s: float) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        address: Address,
+        *,
+        limit: int,
+        idle_s: float,
+        max_age_s: float = inf,
+        resolve: Resolve = lookup,
+    ) -> None:
         self._loop = loop
         self._address = address
         self._limit = limit
         self._idle_s = idle_s
+        self._max_age_s = max_age_s
+        self._named = not is_address(address.host)
+        self.resolve = resolve
+        """Looks the host's name up."""
         self._idle: deque[Connection] = deque()
         self._all: set[Connection] = set()
         self._opening = 0
@@ -102,14 +125,7 @@ class ConnectionPool:
         address = self._address
         self._opening += 1
         try:
-            async with asyncio.timeout(max(0.0, until - monotonic())):
-                _, connection = await self._loop.create_connection(
-                    lambda: Connection(self._loop, self._free, self._lost),
-                    address.host,
-                    address.port,
-                    ssl=address.tls,
-                    server_hostname=address.tls_name,
-                )
+            connection = await self._connect(until)
         except TimeoutError:
             self._hand_on(None)
             raise UpstreamError(Failure.CONNECT_TIMEOUT, f"no connection to {address.url} in time") from None
@@ -122,6 +138,33 @@ class ConnectionPool:
         finally:
             self._opening -= 1
         self._all.add(connection)
+        # Not all on the same beat, lest they all be opened again together.
+        connection.retire_at = monotonic() + self._max_age_s * (1.0 - _AGE_SPREAD * random())
+        return connection
+
+    async def _connect(self, until: float) -> Connection:
+        """Open a connection to one of the host's addresses; each gets its share of the time that is left."""
+        host = self._address.host
+        hosts = [host]
+        if self._named:
+            async with asyncio.timeout(max(0.0, until - monotonic())):
+                hosts = spread(await self.resolve(host, self._address.port)) or [host]
+        for left in range(len(hosts) - 1, 0, -1):
+            patience = max(0.0, until - monotonic()) / (left + 1)
+            with contextlib.suppress(OSError):  # TimeoutError is one
+                return await self._connect_to(hosts[-left - 1], patience)
+        return await self._connect_to(hosts[-1], max(0.0, until - monotonic()))
+
+    async def _connect_to(self, host: str, patience: float) -> Connection:
+        address = self._address
+        async with asyncio.timeout(patience):
+            _, connection = await self._loop.create_connection(
+                lambda: Connection(self._loop, self._free, self._lost),
+                host,
+                address.port,
+                ssl=address.tls,
+                server_hostname=address.tls_name,
+            )
         return connection
 
     async def _wait_turn(self, until: float) -> Connection | None:
@@ -148,12 +191,12 @@ class ConnectionPool:
                 self._waiters.remove(waiter)
 
     def _free(self, connection: Connection) -> None:
-        if self._closed:
+        now = connection.idle_since = monotonic()
+        if self._closed or now >= connection.retire_at:
             connection.transport.close()
             return
         if self._waiters and self._hand_on(connection):
             return
-        connection.idle_since = monotonic()
         self._idle.append(connection)
         if self._timer is None:
             self._timer = self._loop.call_later(self._idle_s, self._evict)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from hashlib import blake2b
 from typing import Any
 
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
+from proxy.upstream.reported import Reported
 
 __all__ = ["Endpoint", "HealthRules", "State"]
 
@@ -14,6 +16,8 @@ _MAX_EJECTION_FACTOR = 10.0
 _MAX_OVERLOAD_S = 30.0
 _FAILURE_GAIN = 0.1
 _FAILURE_PENALTY = 20.0
+_LEAST_SHARE = 0.1
+_NOT_YET = -1.0
 
 
 class State(StrEnum):
@@ -26,6 +30,10 @@ class State(StrEnum):
     """It failed several requests in a row: one trial at a time until one succeeds."""
     DOWN = "down"
     """Its health check fails."""
+    DRAINING = "draining"
+    """An operator takes it out: it gets nothing new and finishes what it has."""
+    DRAINED = "drained"
+    """It has finished what it had."""
 
 
 class HealthRules:
@@ -50,14 +58,18 @@ class Endpoint:
         "_overload_s",
         "_probes_bad",
         "_probes_good",
+        "_ramp_s",
+        "_ramp_since",
         "_rules",
         "address",
-        "api_key",
         "connections",
+        "credential",
         "down",
+        "draining",
         "ejected_until",
         "failure_rate",
         "failures_in_row",
+        "hash_key",
         "health_path",
         "host_line",
         "inflight",
@@ -66,7 +78,9 @@ class Endpoint:
         "overloaded_until",
         "profile",
         "proven",
+        "reported",
         "served",
+        "strips_credentials",
         "trial",
         "weight",
         "work",
@@ -80,9 +94,11 @@ class Endpoint:
         weight: float = 1.0,
         profile: str = "auto",
         model: str | None = None,
-        api_key: bytes | None = None,
+        credential: bytes | None = None,
+        strips_credentials: bool = False,
         health_path: str | None = None,
         rules: HealthRules | None = None,
+        slow_start_s: float = 0.0,
     ) -> None:
         self.address = address
         self.name = address.url
@@ -91,8 +107,12 @@ class Endpoint:
         self.profile = profile
         self.model = model
         """Model name to send instead of the caller's; None keeps it."""
-        self.api_key = api_key
-        """Bearer token to send instead of the caller's; None passes the caller's on."""
+        self.credential = credential
+        """Header line with the credential to send, ended by CRLF; None when it has none of its own."""
+        self.strips_credentials = strips_credentials
+        """Whether the caller's own credentials go no further."""
+        self.hash_key = blake2b(self.name.encode(), digest_size=32).digest()
+        """Stands for it where requests are spread by hashing."""
         self.health_path = health_path
         """Probed with GET; None where only connecting tells."""
         self.host_line = b" HTTP/1.1\r\nHost: %b\r\n" % address.authority
@@ -108,6 +128,13 @@ class Endpoint:
         self.ejected_until = 0.0
         self.overloaded_until = 0.0
         self.down = False
+        self.draining = False
+        """Whether an operator wants it to get nothing new."""
+        self.reported: Reported | None = None
+        """What it said last about its own load; None where it is not asked."""
+        self._ramp_s = slow_start_s
+        self._ramp_since: float | None = None
+        """Since when it is being eased in; None when it has its whole weight."""
         self.proven = False
         """Whether it has been well at least once: answered a request, or passed a health check."""
         self.trial = False
@@ -121,6 +148,8 @@ class Endpoint:
 
     def state(self, now: float) -> State:
         """Return its state at `now`."""
+        if self.draining:
+            return State.DRAINING if self.inflight else State.DRAINED
         if self.down:
             return State.DOWN
         if self.failures_in_row >= self._rules.eject_after:
@@ -131,6 +160,8 @@ class Endpoint:
 
     def available(self, now: float) -> bool:
         """Whether it is the first choice for more work."""
+        if self.draining:
+            return False
         if self.failures_in_row == 0 and not self.down and self.overloaded_until == 0.0:
             return True
         if self.down:
@@ -141,19 +172,50 @@ class Endpoint:
 
     def last_resort(self, now: float) -> bool:
         """Whether it may be asked when no endpoint is a first choice: overloaded ones may, ejected ones not."""
-        return not self.down and self.failures_in_row < self._rules.eject_after
+        return not self.down and not self.draining and self.failures_in_row < self._rules.eject_after
 
     def retry_after_s(self, now: float) -> float:
         """Return when asking it is expected to make sense again."""
         return max(1.0, self.ejected_until - now, self.overloaded_until - now)
 
-    def score(self, work: float) -> float:
-        """Return the work outstanding with `work` tokens more, relative to the weight.
+    def share(self, now: float) -> float:
+        """Return its weight, or what it has of it so far while it is being eased in."""
+        since = self._ramp_since
+        if since is None:
+            return self.weight
+        if since == _NOT_YET:
+            since = self._ramp_since = now
+        age = now - since
+        if age >= self._ramp_s:
+            self._ramp_since = None
+            return self.weight
+        return self.weight * max(_LEAST_SHARE, age / self._ramp_s)
 
-        It is raised for whoever fails: failing fast must not look like being fast.
+    def ease_in(self) -> None:
+        """Let its weight grow from a tenth to its whole, from when it is next looked at."""
+        if self._ramp_s > 0.0:
+            self._ramp_since = _NOT_YET
+
+    def follow(self, before: Endpoint | None) -> None:
+        """Take over what was known of the same upstream before a reload; None: it is new and is eased in."""
+        if before is None:
+            self.ease_in()
+            return
+        self.proven, self.draining, self.down = before.proven, before.draining, before.down
+        self.failure_rate, self.failures_in_row = before.failure_rate, before.failures_in_row
+        self.ejected_until, self._ejections = before.ejected_until, before._ejections
+        self.overloaded_until, self._overload_s = before.overloaded_until, before._overload_s
+
+    def score(self, work: float, now: float) -> float:
+        """Return the work outstanding relative to the weight.
+
+        It is raised, by what `work` tokens more would be, for whoever fails: failing fast must not look like
+        being fast.
         """
-        outstanding = self.work + self.inflight + work + 1.0
-        return outstanding / self.weight * (1.0 + _FAILURE_PENALTY * self.failure_rate)
+        outstanding = self.work + self.inflight
+        if self.failure_rate:
+            outstanding += _FAILURE_PENALTY * self.failure_rate * (outstanding + work + 1.0)
+        return outstanding / self.share(now)
 
     def entered(self, work: float) -> bool:
         """Count one more call in. Returns whether it is the one trial of an ejected upstream."""
@@ -183,6 +245,8 @@ class Endpoint:
             if self.failure_rate < 1e-3:
                 self.failure_rate = 0.0
         if self.failures_in_row or self._ejections:
+            if self.failures_in_row >= self._rules.eject_after:
+                self.ease_in()
             self.failures_in_row = 0
             self._ejections = 0
             self.ejected_until = 0.0
@@ -228,6 +292,7 @@ class Endpoint:
             if self.down and self._probes_good >= self._rules.healthy_after:
                 self.down = False
                 self.failures_in_row = 0
+                self.ease_in()
                 return True
             return False
         self._probes_good = 0
@@ -250,5 +315,7 @@ class Endpoint:
             "connections_open": self.connections.open,
             "connections_idle": self.connections.idle,
             "weight": self.weight,
+            "share": round(self.share(now), 4),
             "profile": self.profile,
+            "reported": None if self.reported is None else self.reported.stats(now),
         }

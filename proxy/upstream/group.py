@@ -15,11 +15,12 @@ from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange, Patience
 from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.retry import RetryBudget
-from proxy.upstream.routing import Router
+from proxy.upstream.routing import AffinityKey, Router
 
-__all__ = ["Group"]
+__all__ = ["OVERLOAD", "Group"]
 
-_OVERLOAD = frozenset({429, 503})
+OVERLOAD = frozenset({429, 503})
+"""Answers that mean: not now."""
 _BROKEN_GATEWAY = frozenset({502, 504})
 _CONTINUE_S = 1.0
 """How long to wait for an upstream's 100 before the body is sent anyway (RFC 9110 section 10.1.1)."""
@@ -55,9 +56,11 @@ class Group:
         self._on_retry = on_retry
         self._loop = asyncio.get_running_loop()
 
-    def pick(self, work: float = 0.0, exclude: Sequence[Endpoint] = ()) -> Endpoint | None:
+    def pick(
+        self, work: float = 0.0, exclude: Sequence[Endpoint] = (), key: AffinityKey | None = None
+    ) -> Endpoint | None:
         """Return whom to ask for a call of `work` tokens, None when nobody may be asked."""
-        return self._router.pick(self.endpoints, monotonic(), work=work, exclude=exclude)
+        return self._router.pick(self.endpoints, monotonic(), work=work, exclude=exclude, key=key)
 
     def retry_after_s(self) -> float:
         """Return when somebody may be asked again."""
@@ -99,12 +102,13 @@ class Group:
         gather: bool = False,
         limit: int = 1 << 62,
         begun: Exchange | None = None,
+        key: AffinityKey | None = None,
     ) -> Exchange:
         """Send `outgoing` to the lease's endpoint, moving the lease when another one is tried.
 
         Returns an exchange whose head has come; raises UpstreamError when none did. Cancelling it closes the
         upstream connection at once; so must whoever gives up the exchange that was returned. `begun` is a first
-        try that has been waited for.
+        try that has been waited for. `key` ties the call to an endpoint, also when another one must be tried.
         """
         tried: list[Endpoint] = []
         retries = 0
@@ -126,12 +130,12 @@ class Group:
                 )
                 error = await self._once(endpoint, exchange, outgoing, fresh)
             if error is None:
-                if exchange.status not in _OVERLOAD:
+                if exchange.status not in OVERLOAD:
                     self._judge(endpoint, exchange.status)
                     return exchange
                 endpoint.overloaded(monotonic(), _seconds(exchange.fields.retry_after))
                 tried.append(endpoint)
-                other = self._next(lease, outgoing, tried, retries, same_allowed=False)
+                other = self._next(lease, outgoing, tried, retries, key, same_allowed=False)
                 if other is None:
                     return exchange
                 exchange.abort()
@@ -143,7 +147,8 @@ class Group:
                 tried.append(endpoint)
                 if error.is_timeout and error.failure is not Failure.CONNECT_TIMEOUT:
                     raise error
-                other = self._next(lease, outgoing, tried, retries, same_allowed=error.failure is Failure.RESET)
+                same = error.failure is Failure.RESET
+                other = self._next(lease, outgoing, tried, retries, key, same_allowed=same)
                 if other is None:
                     raise error
             retries += 1
@@ -224,12 +229,19 @@ class Group:
                     pump.cancel()
 
     def _next(
-        self, lease: Lease, outgoing: Outgoing, tried: list[Endpoint], retries: int, *, same_allowed: bool
+        self,
+        lease: Lease,
+        outgoing: Outgoing,
+        tried: list[Endpoint],
+        retries: int,
+        key: AffinityKey | None,
+        *,
+        same_allowed: bool,
     ) -> Endpoint | None:
         """Return whom to try next, None when there is to be no next try."""
         if retries >= self._max_retries or not outgoing.replayable:
             return None
-        other = self.pick(lease.work, tried)
+        other = self.pick(lease.work, tried, key)
         if other is None and same_allowed and len(self.endpoints) == len(tried) == 1:
             other = self.pick(lease.work)
         if other is None or not self._budget.take(monotonic()):

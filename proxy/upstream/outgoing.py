@@ -65,7 +65,7 @@ class Outgoing:
         self.lines = lines
         self.body = body
         self.authorization = authorization
-        """The caller's credential, passed on unless the endpoint has one of its own."""
+        """The caller's credential, passed on unless the endpoint has one of its own or strips it."""
         self.replayable = replayable
         """Whether sending it twice does no harm."""
         self.is_json = is_json
@@ -94,19 +94,39 @@ class Outgoing:
             framing = b""
         if self.upgrade is not None:
             framing += b"Connection: Upgrade\r\nUpgrade: %b\r\n" % self.upgrade
-        credential = self.authorization if endpoint.api_key is None else b"Bearer " + endpoint.api_key
+        lines, credential = self.lines, self.authorization
+        if endpoint.credential is not None or endpoint.strips_credentials:
+            lines, credential = self._with_own_credential(endpoint)
         head = b"%b %b%b%b%b%b%b\r\n" % (
             self.method,
             endpoint.address.prefix,
             self.target,
             endpoint.host_line,
-            self.lines,
+            lines,
             b"Authorization: %b\r\n" % credential if credential else b"",
             framing,
         )
         return head, body
 
+    def _with_own_credential(self, endpoint: Endpoint) -> tuple[bytes, bytes | None]:
+        """Return the lines with the endpoint's credential in the place of the caller's, and Authorization's value.
 
+        The caller's others go on only where the endpoint does not strip them; what has the same name never does.
+        """
+        lines, credential, own = self.lines, self.authorization, endpoint.credential or b""
+        name = own[: own.find(b":") + 1].lower()
+        if endpoint.strips_credentials or name == b"authorization:":
+            credential = None
+        dropped = _CREDENTIALS if endpoint.strips_credentials else ()
+        if name and name not in dropped:
+            dropped = (*dropped, name)
+        lower = lines.lower()
+        if any(field in lower for field in dropped):
+            lines = b"".join([line for line in lines.splitlines(True) if not line.lower().startswith(dropped)])
+        return lines + own, credential
+
+
+_CREDENTIALS = (b"x-api-key:", b"api-key:")
 _BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})
 
 

@@ -34,7 +34,7 @@ async def probe(endpoint: Endpoint, timeout_s: float) -> bool:
         endpoint.address.prefix,
         (path or "").encode(),
         endpoint.host_line,
-        b"" if endpoint.api_key is None else b"Authorization: Bearer %b\r\n" % endpoint.api_key,
+        endpoint.credential or b"",
     )
     try:
         connection = await endpoint.connections.acquire(timeout_s)

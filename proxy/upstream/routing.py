@@ -2,48 +2,40 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Collection, Sequence
-from typing import Protocol
+from hashlib import blake2b
+from math import ceil, log
+from typing import Protocol, TypeAlias
 
 from proxy.upstream.endpoint import Endpoint
 
-__all__ = ["LeastWork", "RoundRobin", "Router"]
+__all__ = ["AffinityKey", "LeastWork", "PrefixAffinity", "RoundRobin", "Router", "Sticky"]
+
+AffinityKey: TypeAlias = bytes | tuple[int, ...]
+"""What ties a request to an upstream: the value of a header, or the chained hashes of its prompt's blocks."""
+
+_MAX_HOLDERS = 4
+_HASH_BYTES = 8
 
 
 class Router(Protocol):
     """Picks among endpoints."""
 
     def pick(
-        self, endpoints: Sequence[Endpoint], now: float, *, work: float = 0.0, exclude: Collection[Endpoint] = ()
+        self,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        *,
+        work: float = 0.0,
+        exclude: Collection[Endpoint] = (),
+        key: AffinityKey | None = None,
     ) -> Endpoint | None:
         """Return the endpoint to ask for a call of `work` tokens, None when none may be asked.
 
-        `exclude` names those tried already.
+        `exclude` names those tried already. `key` says which calls had better go to the same one.
         """
         ...
-
-
-class LeastWork:
-    """Send to whoever has the least predicted work outstanding relative to its weight; ties take turns."""
-
-    __slots__ = ("_turn",)
-
-    def __init__(self) -> None:
-        self._turn = 0
-
-    def pick(
-        self, endpoints: Sequence[Endpoint], now: float, *, work: float = 0.0, exclude: Collection[Endpoint] = ()
-    ) -> Endpoint | None:
-        """Return the endpoint to ask, None when none may be asked."""
-        if len(endpoints) == 1:
-            only = endpoints[0]
-            return only if only not in exclude and (only.available(now) or only.last_resort(now)) else None
-        self._turn += 1
-        candidates = _candidates(endpoints, now, exclude)
-        if not candidates:
-            return None
-        shift = self._turn % len(candidates)
-        return min(candidates[shift:] + candidates[:shift], key=lambda endpoint: endpoint.score(work))
 
 
 class RoundRobin:
@@ -55,22 +47,167 @@ class RoundRobin:
         self._credit: dict[Endpoint, float] = {}
 
     def pick(
-        self, endpoints: Sequence[Endpoint], now: float, *, work: float = 0.0, exclude: Collection[Endpoint] = ()
+        self,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        *,
+        work: float = 0.0,
+        exclude: Collection[Endpoint] = (),
+        key: AffinityKey | None = None,
+    ) -> Endpoint | None:
+        """Return the endpoint to ask, None when none may be asked."""
+        candidates = _candidates(endpoints, now, exclude)
+        return self.among(candidates, now) if candidates else None
+
+    def among(self, candidates: Sequence[Endpoint], now: float) -> Endpoint:
+        """Return whose turn it is of `candidates`, of which there is at least one."""
+        credit = self._credit
+        total = 0.0
+        for endpoint in candidates:
+            share = endpoint.share(now)
+            credit[endpoint] = credit.get(endpoint, 0.0) + share
+            total += share
+        best = max(candidates, key=lambda endpoint: credit[endpoint])
+        credit[best] -= total
+        return best
+
+
+class LeastWork:
+    """Send to whoever has the least predicted work outstanding relative to its weight; equals take weighted turns."""
+
+    __slots__ = ("_turns",)
+
+    def __init__(self) -> None:
+        self._turns = RoundRobin()
+
+    def pick(
+        self,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        *,
+        work: float = 0.0,
+        exclude: Collection[Endpoint] = (),
+        key: AffinityKey | None = None,
+    ) -> Endpoint | None:
+        """Return the endpoint to ask, None when none may be asked."""
+        if len(endpoints) == 1:
+            only = endpoints[0]
+            return only if only not in exclude and (only.available(now) or only.last_resort(now)) else None
+        candidates = _candidates(endpoints, now, exclude)
+        return self.among(candidates, now, work) if candidates else None
+
+    def among(self, candidates: Sequence[Endpoint], now: float, work: float) -> Endpoint:
+        """Return the least loaded of `candidates`, of which there is at least one."""
+        if len(candidates) == 1:
+            return candidates[0]
+        scores = [endpoint.score(work, now) for endpoint in candidates]
+        least = min(scores)
+        equals = [endpoint for endpoint, score in zip(candidates, scores, strict=True) if score == least]
+        return equals[0] if len(equals) == 1 else self._turns.among(equals, now)
+
+
+class Sticky:
+    """Send equal keys to the same endpoint, as long as it may be asked (weighted rendezvous hashing).
+
+    The endpoint with the greatest -w / ln(h) wins, where h in (0, 1) is a hash of key and endpoint and w its weight
+    (Schindelhauer and Schomaker, "Weighted distributed hash tables", 2005): one that goes away moves only its own
+    keys, they come back with it, and every worker and every run decides alike. Calls without a key go by work.
+    """
+
+    __slots__ = ("_spread",)
+
+    def __init__(self) -> None:
+        self._spread = LeastWork()
+
+    def pick(
+        self,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        *,
+        work: float = 0.0,
+        exclude: Collection[Endpoint] = (),
+        key: AffinityKey | None = None,
+    ) -> Endpoint | None:
+        """Return the endpoint to ask, None when none may be asked."""
+        if not isinstance(key, bytes):
+            return self._spread.pick(endpoints, now, work=work, exclude=exclude)
+        candidates = _candidates(endpoints, now, exclude)
+        return max(candidates, key=lambda endpoint: _rendezvous(key, endpoint, now), default=None)
+
+
+class PrefixAffinity:
+    """Send a prompt to where its beginning was sent before, so that the server's own prefix cache serves it.
+
+    Remembered are the latest `max_blocks` blocks, each with the endpoints that have had it. The holder of the
+    longest known beginning wins, unless it has more calls than `max_load_factor` times its share by weight of all
+    that are under way (consistent hashing with bounded loads; Mirrokni, Thorup and Zadimoghaddam, 2016): a hot
+    prefix then gets a second holder. What nobody has had goes by work.
+    """
+
+    __slots__ = ("_factor", "_holders", "_max_blocks", "_spread")
+
+    def __init__(self, *, max_blocks: int, max_load_factor: float) -> None:
+        self._max_blocks = max_blocks
+        self._factor = max_load_factor
+        self._holders: OrderedDict[int, tuple[Endpoint, ...]] = OrderedDict()
+        self._spread = LeastWork()
+
+    def __len__(self) -> int:
+        """Return how many blocks are remembered."""
+        return len(self._holders)
+
+    def pick(
+        self,
+        endpoints: Sequence[Endpoint],
+        now: float,
+        *,
+        work: float = 0.0,
+        exclude: Collection[Endpoint] = (),
+        key: AffinityKey | None = None,
     ) -> Endpoint | None:
         """Return the endpoint to ask, None when none may be asked."""
         candidates = _candidates(endpoints, now, exclude)
         if not candidates:
             return None
-        credit = self._credit
-        if len(credit) > len(endpoints):
-            self._credit = credit = {e: credit.get(e, 0.0) for e in endpoints}
-        total = 0.0
-        for endpoint in candidates:
-            credit[endpoint] = credit.get(endpoint, 0.0) + endpoint.weight
-            total += endpoint.weight
-        best = max(candidates, key=lambda endpoint: credit[endpoint])
-        credit[best] -= total
-        return best
+        if not key or isinstance(key, bytes):
+            return self._spread.among(candidates, now, work)
+        chosen = self._holder(key, candidates, now, work) or self._spread.among(candidates, now, work)
+        self._remember(key, chosen)
+        return chosen
+
+    def _holder(
+        self, blocks: tuple[int, ...], candidates: Sequence[Endpoint], now: float, work: float
+    ) -> Endpoint | None:
+        known = self._holders
+        if blocks[0] not in known:
+            return None
+        total = sum([endpoint.share(now) for endpoint in candidates])
+        calls = self._factor * (1 + sum([endpoint.inflight for endpoint in candidates]))
+        for block in reversed(blocks):
+            near = [
+                endpoint
+                for endpoint in known.get(block, ())
+                if endpoint in candidates and endpoint.inflight < ceil(calls * endpoint.share(now) / total)
+            ]
+            if near:
+                return min(near, key=lambda endpoint: endpoint.score(work, now))
+        return None
+
+    def _remember(self, blocks: tuple[int, ...], chosen: Endpoint) -> None:
+        known = self._holders
+        for block in blocks:
+            holders = known.get(block, ())
+            if chosen not in holders:
+                known[block] = (chosen, *holders)[:_MAX_HOLDERS]
+            known.move_to_end(block)
+        while len(known) > self._max_blocks:
+            known.popitem(last=False)
+
+
+def _rendezvous(key: bytes, endpoint: Endpoint, now: float) -> float:
+    digest = blake2b(key, digest_size=_HASH_BYTES, key=endpoint.hash_key).digest()
+    unit = (int.from_bytes(digest) + 1) / (256**_HASH_BYTES + 1)
+    return -endpoint.share(now) / log(unit)
 
 
 def _candidates(endpoints: Sequence[Endpoint], now: float, exclude: Collection[Endpoint]) -> list[Endpoint]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from proxy.wire.tei import TEI
 from proxy.wire.tfserving import TFServing
 from proxy.wire.tgi import TGI
 
-__all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "route_names", "wire_format", "wire_names"]
+__all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "likely", "route_names", "wire_format", "wire_names"]
 
 AUTO = "auto"
 """The name that stands for: whichever format claims the path."""
@@ -64,6 +65,19 @@ def wire_format(name: str) -> WireFormat:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         raise UnknownWireFormat(f"unknown wire format {name!r}.{hint} Known: {', '.join(wire_names())}")
     return wire
+
+
+def likely(method: str, path: str, headers: Iterable[tuple[bytes, bytes]]) -> WireFormat:
+    """Return the format whose errors a caller most likely understands, for a path that no pool takes."""
+    found = detect(method, path).wire
+    if found is not PASSTHROUGH:
+        return found
+    if any(name.lower() == b"anthropic-version" for name, _ in headers):
+        return _FORMATS["anthropic"]
+    for prefix, name in (("/v1/", "openai"), ("/openai/", "openai"), ("/api/", "ollama"), ("/v2/", "kserve")):
+        if path.startswith(prefix):
+            return _FORMATS[name]
+    return found
 
 
 def detect(method: str, path: str, wire: str = AUTO) -> Match:

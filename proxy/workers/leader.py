@@ -289,7 +289,10 @@ class Leader(Steering):
         known = self._pools.get(wanted.name)
         if known is not None and keeps_controller(known.config, wanted):
             return known
-        return LedPool(wanted, self.resumed(wanted, LeadController), self._tell)
+        pool = LedPool(wanted, self.resumed(wanted, LeadController), self._tell)
+        if known is not None:
+            pool.taken_out = known.taken_out
+        return pool
 
     async def drain(self, *, grace_s: float | None = None) -> bool:
         """Let every worker finish what it has; return when all are gone."""

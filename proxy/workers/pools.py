@@ -6,16 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from controller.decision import Decision
 from controller.load import MAX_RUNNING, Load
 from controller.observation import Observation
 from controller.shared import Leader, orders
 from proxy.config.model import PoolConfig
+from proxy.upstream.leaving import UnknownUpstream, note_drain
 from proxy.workers.shares import share_out
 
 __all__ = ["LedPool"]
 
-_STATES = ("up", "overloaded", "ejected", "down")
-"""From good to bad: an upstream is shown as the worst that any worker thinks of it."""
+_STATES = ("up", "overloaded", "ejected", "down", "drained", "draining")
+"""From good to bad: an upstream is shown as the worst that any worker thinks of it, drained once all are done."""
 _SUMMED = frozenset({"inflight", "work_tokens", "served", "connections_open", "connections_idle"})
 
 
@@ -29,6 +31,8 @@ class LedPool:
         self._loads: dict[int, Load] = {}
         self._stats: dict[int, dict[str, Any]] = {}
         self._held_back = False
+        self.taken_out: tuple[str, ...] = ()
+        """URLs of upstreams that an operator has taken out."""
         self.told: dict[int, tuple[int, dict[str, Any]]] = {}
         """What each worker was told last: its part of the batch size, and the orders."""
 
@@ -71,7 +75,7 @@ class LedPool:
 
     def orders(self) -> dict[str, Any]:
         """Return what all workers must know."""
-        return orders(self.controller)
+        return {**orders(self.controller), "taken_out": list(self.taken_out)}
 
     def tick(self, now: float) -> Any:
         """Let the controller decide. Returns its decision, if any."""
@@ -113,6 +117,15 @@ class LedPool:
             "draining": any(stats["draining"] for stats in found),
             "upstreams": self._upstreams(),
         }
+
+    def take_out(self, url: str, out: bool, now: float, actor: str) -> Decision:
+        """Let an upstream have nothing new and finish what it has, or take it back in. Raises UnknownUpstream."""
+        name, known = url.rstrip("/"), [upstream.url for upstream in self.config.upstreams]
+        if name not in known:
+            raise UnknownUpstream(url, known)
+        before = name in self.taken_out
+        self.taken_out = (*(one for one in self.taken_out if one != name), *((name,) if out else ()))
+        return note_drain(self.controller, name, before, out, now, actor)
 
     def knobs_changed(self) -> None:
         """Tell the workers."""

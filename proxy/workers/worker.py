@@ -48,6 +48,7 @@ class Outbox:
         self.batch_dispatched = next_hooks.batch_dispatched
         self.shed = next_hooks.shed
         self.retried = next_hooks.retried
+        self.fell_back = next_hooks.fell_back
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         """Keep one finished request and pass it on."""
@@ -82,6 +83,7 @@ class Worker:
         self._cut = False
         """Whether the leader is gone."""
         self.plane = DataPlane(config, self, clock=self._clock, metrics=self._metrics, share=self._share)
+        self._keep_out(self._orders)
 
     # -- what the data plane asks: `proxy.control.Control` ---------------------------------------------------
 
@@ -173,7 +175,16 @@ class Worker:
             if pool is not None and isinstance(pool.controller, Follower):
                 pool.controller.adopt(given, part, now)
                 self._metrics.slo_changed(name, pool.controller.slo)
-                pool.knobs_changed()
+        self._keep_out(message["orders"])
+        for name in message["orders"]:
+            if name in self.plane.pools:
+                self.plane.pools[name].knobs_changed()
+
+    def _keep_out(self, orders: Mapping[str, Any]) -> None:
+        """Send nothing new to the upstreams that an operator has taken out."""
+        for name, (_, given) in orders.items():
+            if name in self.plane.pools:
+                self.plane.pools[name].keep_out(given.get("taken_out", ()))
 
     def _on_scrape(self, message: Mapping[str, Any]) -> None:
         """Tell everything, then that it was told."""
@@ -195,6 +206,7 @@ class Worker:
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             self.plane.commit(prepared)
+            self._keep_out(self._orders)
 
     def _on_discard(self, message: Mapping[str, Any]) -> None:
         self._discard()

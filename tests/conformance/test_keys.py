@@ -218,3 +218,51 @@ async def test_a_swap_of_keys_counts_for_open_connections_too() -> None:
         assert rig.up.seen[-1].header("authorization") is None
         rig.stack.handler.service.keyring = None
         assert (await rig.chat({"x-api-key": "anything"})).status == 200
+
+
+@pytest.mark.parametrize(
+    ("upstream", "expected"),
+    [
+        ({}, {"authorization": "Bearer own", "x-api-key": "other", "api-key": "third"}),
+        ({"client_credentials": "strip"}, {}),
+        ({"api_key": "theirs"}, {"authorization": "Bearer theirs"}),
+        ({"api_key": "theirs", "profile": "anthropic"}, {"x-api-key": "theirs"}),
+        ({"api_key": "theirs", "api_key_header": "api-key"}, {"api-key": "theirs"}),
+        ({"api_key": "theirs", "api_key_header": "X-Goog-Api-Key"}, {"x-goog-api-key": "theirs"}),
+        (
+            {"api_key": "theirs", "api_key_header": "x-api-key", "client_credentials": "pass"},
+            {"authorization": "Bearer own", "x-api-key": "theirs", "api-key": "third"},
+        ),
+        (
+            {"api_key": "theirs", "client_credentials": "pass"},
+            {"authorization": "Bearer theirs", "x-api-key": "other", "api-key": "third"},
+        ),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/elsewhere", "/v1/embeddings"])
+async def test_credentials_reach_an_upstream_as_it_is_configured_and_never_twice(
+    upstream: dict[str, str], expected: dict[str, str], path: str
+) -> None:
+    headers = {"Authorization": "Bearer own", "X-Api-Key": "other", "Api-Key": "third"}
+    async with MockUpstream() as up, Stack(upstreams=[{"url": up.url, **upstream}]) as stack:
+        async with RawClient(stack.port) as client:
+            body = {"model": "m", "input": "x", "messages": []}
+            assert (await client.ask("POST", path, headers, body=body)).status == 200
+        names = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+        assert {name: up.seen[-1].all(name) for name in names if up.seen[-1].all(name)} == {
+            name: [value] for name, value in expected.items()
+        }
+
+
+@pytest.mark.parametrize(
+    ("upstream", "says"),
+    [
+        ({"api_key": "two\nlines"}, "printable ASCII on one line"),
+        ({"api_key": "  "}, "printable ASCII on one line"),
+        ({"api_key": "k", "api_key_header": "Host"}, "frames or routes"),
+        ({"api_key_header": "x-api-key"}, "only makes sense beside api_key"),
+    ],
+)
+def test_a_credential_that_could_not_be_sent_is_refused(upstream: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Config.model_validate({"upstreams": [{"url": "http://a", **upstream}]})

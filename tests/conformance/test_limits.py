@@ -140,17 +140,48 @@ async def test_one_connection_too_many_is_a_clean_503() -> None:
             assert (await one.ask("GET", "/x")).status == 200
 
 
-async def test_no_route_is_404_in_json() -> None:
+async def test_no_route_is_404_that_says_what_there_is_and_is_counted() -> None:
     async with MockUpstream() as up:
         pool = {"name": "p", "upstreams": [up.url], "match": {"paths": ["/v1/*"], "models": ["llama*"]}}
         async with Stack(pools=[pool]) as stack, RawClient(stack.port) as client:
             answer = await client.ask("GET", "/elsewhere")
             assert answer.status == 404
             assert answer.header("x-trimtab-reason") == "no_route"
+            assert answer.json["error"] == "No pool serves the path '/elsewhere'. Pools take: /v1/* (p)."
             answer = await client.ask("POST", PATH, body=CHAT)
             assert answer.status == 404
-            assert "'m'" in answer.json["error"]["message"]
+            message = "No pool serves the model 'm'. Pools serve: llama* (p)."
+            assert (answer.json["error"]["message"], answer.json["error"]["param"]) == (message, "model")
+            assert (await client.ask("GET", "/healthz")).status == 200
             assert (await client.ask("POST", PATH, body={**CHAT, "model": "llama-3"})).status == 200
+            await stack.settled()
+            counted = [(obs.pool, route, code) for obs, route, code in stack.counts.finished]
+            assert counted == [
+                ("", "unknown", 404), ("", "chat.completions", 404), ("p", "chat.completions", 200),
+            ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "shape"),
+    [
+        ("/v1/unknown", {}, ["error", "message"]),
+        ("/v1/unknown", {"anthropic-version": "2023-06-01"}, ["error", "message"]),
+        ("/api/unknown", {}, ["error"]),
+        ("/v2/unknown", {}, ["error"]),
+        ("/v1/messages", {}, ["error", "message"]),
+    ],
+)
+async def test_no_route_speaks_the_protocol_that_the_caller_most_likely_does(
+    path: str, headers: dict[str, str], shape: list[str]
+) -> None:
+    async with MockUpstream() as up:
+        pool = {"name": "p", "upstreams": [up.url], "match": {"paths": ["/only"]}}
+        async with Stack(pools=[pool]) as stack, RawClient(stack.port) as client:
+            found = (await client.ask("POST", path, headers, body=CHAT)).json
+            assert (found.get("type") == "error") is (path == "/v1/messages" or bool(headers)), found
+            for key in shape:
+                found = found[key]
+            assert "/only (p)" in found
 
 
 async def test_pools_are_chosen_by_path_then_model_in_order() -> None:

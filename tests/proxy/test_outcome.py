@@ -25,6 +25,7 @@ from proxy.outcome import (
     Shed,
     SlowClient,
     Unauthorized,
+    UpstreamBusy,
     UpstreamFailed,
     UpstreamTimeout,
     to_reply,
@@ -49,6 +50,7 @@ ALL: list[tuple[Outcome, int, str]] = [
     (Shed(0.1), 503, "shed_deadline"),
     (Draining(), 503, "draining"),
     (NoUpstream(9.0), 503, "no_upstream"),
+    (UpstreamBusy(2.0), 503, "upstream_busy"),
     (DeadlinePassed(1.0), 504, "queue_timeout"),
     (UpstreamTimeout("first_byte_timeout"), 504, "upstream_timeout"),
 ]

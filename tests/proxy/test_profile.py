@@ -13,7 +13,19 @@ from pydantic import ValidationError
 from proxy.profile import Profile, ProfileError, Signals, load_profile, parse_profile, profile_names, recognise
 from proxy.wire.registry import AUTO, detect, route_names, wire_format
 
-EXPECTED = {"vllm", "sglang", "tgi", "llamacpp", "ollama", "tei", "triton", "tf-serving", "openai", "trimtab-worker"}
+EXPECTED = {
+    "anthropic",
+    "vllm",
+    "sglang",
+    "tgi",
+    "llamacpp",
+    "ollama",
+    "tei",
+    "triton",
+    "tf-serving",
+    "openai",
+    "trimtab-worker",
+}
 
 
 def test_the_servers_people_run_are_known() -> None:
@@ -82,7 +94,9 @@ def test_an_empty_file_is_a_mistake_too() -> None:
 
 
 def test_an_unknown_profile_is_named_with_its_neighbours() -> None:
-    with pytest.raises(ProfileError, match=r"unknown profile 'vlm'. Did you mean 'vllm'\? Known: auto, llamacpp"):
+    with pytest.raises(
+        ProfileError, match=r"unknown profile 'vlm'. Did you mean 'vllm'\? Known: anthropic, auto, llamacpp"
+    ):
         load_profile("vlm")
     with pytest.raises(ProfileError, match="unknown profile"):
         load_profile("../profiles/vllm")

@@ -12,8 +12,9 @@ from proxy.lease import LeaseBook
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint, HealthRules, State
+from proxy.upstream.leaving import Leaving, UnknownUpstream
 from proxy.upstream.retry import RetryBudget
-from proxy.upstream.routing import LeastWork, RoundRobin
+from proxy.upstream.routing import LeastWork, PrefixAffinity, RoundRobin, Sticky
 
 
 @pytest.fixture
@@ -23,10 +24,13 @@ def loop() -> asyncio.AbstractEventLoop:
     loop.close()
 
 
-def endpoint(loop: asyncio.AbstractEventLoop, port: int = 1, weight: float = 1.0) -> Endpoint:
+def endpoint(
+    loop: asyncio.AbstractEventLoop, port: int = 1, weight: float = 1.0, slow_start_s: float = 0.0
+) -> Endpoint:
     address = Address.of(f"http://127.0.0.1:{port}")
     rules = HealthRules(eject_after=3, eject_s=10.0, unhealthy_after=2, healthy_after=2)
-    return Endpoint(address, ConnectionPool(loop, address, limit=4, idle_s=1.0), weight=weight, rules=rules)
+    connections = ConnectionPool(loop, address, limit=4, idle_s=1.0)
+    return Endpoint(address, connections, weight=weight, rules=rules, slow_start_s=slow_start_s)
 
 
 @pytest.mark.parametrize(
@@ -124,6 +128,74 @@ def test_least_work_counts_tokens_and_weights(loop: asyncio.AbstractEventLoop) -
 def test_least_work_takes_turns_when_all_are_equal(loop: asyncio.AbstractEventLoop) -> None:
     all_, router = [endpoint(loop, n) for n in range(1, 4)], LeastWork()
     assert {router.pick(all_, 0.0) for _ in range(3)} == set(all_)
+
+
+def test_least_work_follows_weights_when_nobody_has_anything_to_do(loop: asyncio.AbstractEventLoop) -> None:
+    """A canary of small weight gets its share also where one request comes at a time."""
+    a, b, router = endpoint(loop, 1, weight=1.0), endpoint(loop, 2, weight=9.0), LeastWork()
+    picks = [router.pick([a, b], 0.0, work=50.0) for _ in range(100)]
+    assert (picks.count(a), picks.count(b)) == (10, 90)
+
+
+@pytest.mark.parametrize("way", ["probes", "trial", "undrained", "added"])
+def test_whoever_comes_back_or_is_new_is_eased_in(loop: asyncio.AbstractEventLoop, way: str) -> None:
+    e = endpoint(loop, weight=4.0, slow_start_s=10.0)
+    assert e.share(0.0) == 4.0, "nobody is eased in when the proxy starts"
+    if way == "probes":
+        for ok in (False, False, True, True):
+            e.probed(ok)
+    elif way == "trial":
+        for _ in range(3):
+            e.failed(0.0)
+        e.succeeded()
+    elif way == "undrained":
+        leaving = Leaving([e], lambda endpoint, number: None)
+        leaving.set(e, True, 1)
+        leaving.set(e, False, 2)
+    else:
+        e.follow(None)
+    shares = [e.share(now) for now in (100.0, 100.5, 105.0, 107.5, 110.0, 200.0)]
+    assert shares == pytest.approx([0.4, 0.4, 2.0, 3.0, 4.0, 4.0])
+    assert e.share(105.0) == 4.0, "once it is in, it is in"
+
+
+def test_a_single_failure_does_not_ease_anybody_in(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop, slow_start_s=10.0)
+    e.failed(0.0)
+    e.succeeded()
+    assert e.share(0.0) == 1.0
+
+
+def test_a_reload_takes_over_what_is_known_of_an_upstream(loop: asyncio.AbstractEventLoop) -> None:
+    old, new = endpoint(loop, slow_start_s=10.0), endpoint(loop, slow_start_s=10.0)
+    old.draining = old.proven = True
+    for _ in range(3):
+        old.failed(5.0)
+    new.follow(old)
+    assert (new.draining, new.proven, new.failures_in_row, new.ejected_until) == (True, True, 3, 15.0)
+    assert new.share(6.0) == 1.0
+
+
+def test_a_drained_upstream_gets_nothing_even_as_the_last_resort(loop: asyncio.AbstractEventLoop) -> None:
+    a, b, book, told = endpoint(loop, 1), endpoint(loop, 2), LeaseBook(), []
+    leaving = Leaving([a, b], lambda endpoint, number: told.append((endpoint, number)))
+    lease = book.grant(a, 5.0)
+    leaving.set(leaving.find("http://127.0.0.1:1/"), True, 7)
+    assert (a.state(0.0), leaving.names) == (State.DRAINING, ("http://127.0.0.1:1",))
+    b.overloaded(0.0, 5.0)
+    for router in (LeastWork(), RoundRobin(), Sticky(), PrefixAffinity(max_blocks=64, max_load_factor=2.0)):
+        assert router.pick([a, b], 1.0, key=b"k") is b
+        assert router.pick([a, b], 1.0, key=b"k", exclude=[b]) is None
+    leaving.look()
+    assert told == []
+    lease.release()
+    leaving.look()
+    leaving.look()
+    assert (a.state(0.0), told) == (State.DRAINED, [(a, 7)])
+    leaving.set(a, False, 8)
+    assert (a.state(0.0), leaving.names) == (State.UP, ())
+    with pytest.raises(UnknownUpstream, match=r"http://127.0.0.1:1, http://127.0.0.1:2"):
+        leaving.find("http://other")
 
 
 def test_failing_fast_does_not_look_like_being_fast(loop: asyncio.AbstractEventLoop) -> None:

@@ -114,6 +114,8 @@ class MockUpstream:
     def __init__(self, default: Behaviour | None = None, *, tls: ssl.SSLContext | None = None) -> None:
         self._tls = tls
         self.default = default or Behaviour()
+        self.metrics = ""
+        """What its /metrics says."""
         self.seen: list[Seen] = []
         self.connections = 0
         self.open_connections = 0
@@ -130,10 +132,8 @@ class MockUpstream:
     def url(self) -> str:
         return f"{'http' if self._tls is None else 'https'}://127.0.0.1:{self.port}"
 
-    async def start(self, port: int = 0) -> MockUpstream:
-        self._server = await asyncio.start_server(
-            self._serve, "127.0.0.1", port, limit=1 << 20, backlog=4096, ssl=self._tls
-        )
+    async def start(self, port: int = 0, host: str = "127.0.0.1") -> MockUpstream:
+        self._server = await asyncio.start_server(self._serve, host, port, limit=1 << 20, backlog=4096, ssl=self._tls)
         self.port = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -335,6 +335,8 @@ class MockUpstream:
             return how.status, "application/json", [_error(f"mock says {how.status}")]
         if path.endswith("/models"):
             return 200, "application/json", [b'{"object":"list","data":[{"id":"mock","object":"model"}]}']
+        if path.endswith("/metrics"):
+            return 200, "text/plain; version=0.0.4", [self.metrics.encode()]
         if path.endswith(("/health", "/v1/health")):
             return 200, "text/plain", [b"ok"]
         if seen.method != "POST":

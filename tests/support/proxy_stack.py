@@ -32,6 +32,7 @@ class Counts:
         self.sheds: list[tuple[str, str]] = []
         self.batches: list[tuple[int, str]] = []
         self.retries = 0
+        self.fallbacks: list[tuple[str, str, str]] = []
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         self.finished.append((obs, route, code))
@@ -44,6 +45,9 @@ class Counts:
 
     def retried(self, pool: str) -> None:
         self.retries += 1
+
+    def fell_back(self, pool: str, to: str, cause: str) -> None:
+        self.fallbacks.append((pool, to, cause))
 
 
 class Stack:
@@ -95,6 +99,7 @@ class Stack:
             lifecycle=self.lifecycle,
             trust_headers=self.config.trust_headers,
         )
+        self.handler.service.hooks = self.counts
         self.handler.service.access_log = AccessLog.of(self.config.log)
         if self.config.keys:
             self.handler.service.keyring = Keyring(

@@ -38,6 +38,7 @@ class FakePool:
         self.current = Load()
         self.pokes = 0
         self.state: dict[str, Any] = {}
+        self.out: list[str] = []
         self.controller = PoolController(
             config.name,
             slo=config.to_slo(),
@@ -57,6 +58,19 @@ class FakePool:
 
     def knobs_changed(self) -> None:
         self.pokes += 1
+
+    @property
+    def taken_out(self) -> tuple[str, ...]:
+        return tuple(self.out)
+
+    def take_out(self, url: str, out: bool, now: float, actor: str) -> Decision:
+        known = [upstream.url for upstream in self.config.upstreams]
+        if url not in known:
+            raise ValueError(f"there is no upstream {url!r}; upstreams are {', '.join(known)}")
+        before = url in self.out
+        self.out = [one for one in self.out if one != url] + ([url] if out else [])
+        old, new = ({"upstream": url, "draining": state} for state in (before, out))
+        return self.controller.note(now, actor, "admin.drain", old, new, "drain")
 
     def stats(self) -> dict[str, Any]:
         return self.state or {"upstreams": [{"url": upstream.url} for upstream in self.config.upstreams]}

@@ -128,3 +128,24 @@ async def test_an_experiment_runs_and_ends(api: TestClient, operator: FakeOperat
 async def test_a_bad_candidate_is_refused(api: TestClient) -> None:
     await problem(api, "POST", f"{CHAT}/experiment", 422, json={"law": "wishful"})
     await problem(api, "POST", f"{CHAT}/experiment", 422, json={"law": "fixed", "block_s": 1})
+
+
+async def test_an_upstream_is_drained_and_taken_back_in(api: TestClient, operator: FakeOperator) -> None:
+    pool = operator.pools["chat"]
+    url = pool.config.upstreams[0].url
+    before = (await api.get(CHAT)).headers["ETag"]
+    await ok(api, "PUT", f"{CHAT}/drain", json={"upstream": url, "draining": True})
+    assert pool.taken_out == (url,)
+    body = {"upstream": url, "draining": False}
+    await problem(api, "PUT", f"{CHAT}/drain", 412, json=body, headers={"If-Match": before})
+    (decision,) = await decisions(api)
+    assert decision["rule"] == "admin.drain"
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": decision["id"]})
+    assert pool.taken_out == ()
+
+
+async def test_draining_an_unknown_upstream_names_the_known_ones(api: TestClient) -> None:
+    said = await problem(api, "PUT", f"{CHAT}/drain", 422, json={"upstream": "http://who", "draining": True})
+    assert said["errors"][0]["field"] == "upstream"
+    assert "http://127.0.0.1:8000" in said["detail"]
+    await problem(api, "PUT", f"{CHAT}/drain", 422, json={"upstream": "http://who"})

@@ -169,3 +169,20 @@ async def test_experiments_from_the_shell(ctl: Ctl) -> None:
     assert "arm" in await said(ctl, "-p", "chat", "experiment")
     await said(ctl, "-p", "chat", "experiment", "--stop")
     assert await said(ctl, "-p", "chat", "experiment") == "no experiment is running\n"
+
+
+async def test_an_upstream_is_drained_waited_for_and_taken_back_in(ctl: Ctl, operator: FakeOperator) -> None:
+    pool = operator.pools["chat"]
+    url = pool.config.upstreams[0].url
+    reported = {"running": 3.0, "waiting": 0.0, "kv_usage": 0.5, "age_s": 2.0, "stale": False, "error": ""}
+    pool.state = {"upstreams": [{"url": url, "state": "drained", "inflight": 0, "served": 9, "reported": reported}]}
+    lines = (await said(ctl, "-p", "chat", "drain", url, "--wait")).splitlines()
+    assert lines[0].split() == ["UPSTREAM", "STATE", "INFLIGHT", "SERVED", "FAILURES",
+                                "SAYS", "RUNNING", "WAITING", "KV", "AGE", "s"]  # fmt: skip
+    assert lines[1].split() == [url, "drained", "0", "9", "-", "3", "0", "0.5", "2.0"]
+    assert pool.taken_out == (url,)
+    await said(ctl, "-p", "chat", "drain", url, "--undo")
+    assert pool.taken_out == ()
+    refused = await ctl("-p", "chat", "drain", "http://who")
+    assert refused.exit_code == 2
+    assert url in refused.output

@@ -326,7 +326,7 @@ def test_an_unknown_name_lists_the_known_ones(tmp_path: Path, key: str, wrong: s
 
 def test_an_unknown_profile_lists_the_known_ones(tmp_path: Path) -> None:
     said = complaint(tmp_path, "upstreams:\n- url: http://a:1\n  profile: vlm\n")
-    assert said.startswith("trimtab.yaml:3: upstreams[0].profile: got 'vlm'; accepted: auto, ")
+    assert said.startswith("trimtab.yaml:3: upstreams[0].profile: got 'vlm'; accepted: anthropic, auto, ")
     assert said.endswith("; did you mean vllm?")
 
 

@@ -17,7 +17,7 @@ from controller.slo import SLO
 from proxy import outcome
 from proxy.config.model import Config
 from proxy.instruments import Histogram, HistogramFamily
-from proxy.metrics import OTHER, SHED_REASONS, Metrics
+from proxy.metrics import NO_POOL, OTHER, SHED_REASONS, Metrics
 
 
 def make(**slo: float) -> Metrics:
@@ -201,7 +201,7 @@ def test_labels_stay_bounded_whatever_comes(calls: list[tuple[str, str, int]]) -
         metrics.request_finished(served(klass=klass, pool=pool), f"route-{index}", code)
     assert len(metrics.requests) - start <= 70 * 10
     assert total(metrics, "trimtab_requests_total") == len(calls)
-    assert {key[2] for key, _ in metrics.requests.items()} <= {"default", "interactive", "batch", OTHER}
+    assert {key[2] for key, _ in metrics.requests.items()} <= {"default", "interactive", "batch", OTHER, NO_POOL}
 
 
 def test_rules_beyond_reason_fold_into_other() -> None:
