@@ -79,7 +79,7 @@ class Answering:
         outgoing.lines = b"".join([line for line in lines if not line.lower().startswith(b"accept-encoding:")])
         head = head_bytes(
             200,
-            b"",
+            None,
             b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Request-Id: %b\r\n"
             % self.ticket.id.encode("ascii"),
             chunked=True,
@@ -203,7 +203,14 @@ class Answering:
         return self.wire.stream_error(outcome.reason, outcome.message)
 
     def _write_answer(
-        self, status: int, reason: bytes, lines: bytes, body: bytes, length: int | None, *, known_id: bool = False
+        self,
+        status: int,
+        reason: bytes | None,
+        lines: bytes,
+        body: bytes,
+        length: int | None,
+        *,
+        known_id: bool = False,
     ) -> None:
         """Write a whole answer at once."""
         if status == 204 or (status == 304 and not body):
@@ -224,7 +231,7 @@ class Answering:
     def _write_head(
         self,
         status: int,
-        reason: bytes,
+        reason: bytes | None,
         lines: bytes,
         *,
         length: int | None,
@@ -270,7 +277,7 @@ class Answering:
         if not self.incoming.complete:
             self.close = True
         head = self.incoming.method == "HEAD"
-        self._write_head(status, b"", lines_of(fields), length=len(body), known_id=True, body=b"" if head else body)
+        self._write_head(status, None, lines_of(fields), length=len(body), known_id=True, body=b"" if head else body)
         if self.pool is not None and outcome.result in (Result.REFUSED, Result.SHED) and outcome.status >= 429:
             self.pool.hooks.shed(self.pool.name, outcome.reason)
 

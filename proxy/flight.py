@@ -345,7 +345,7 @@ class Flight(Answering):
         self.ticket.route = path[1:]
         head = self.incoming.method == "HEAD"
         status, fields = 200 if ready else 503, b"Content-Type: text/plain\r\n"
-        self._write_answer(status, b"", fields, b"" if head else body, len(body))
+        self._write_answer(status, None, fields, b"" if head else body, len(body))
 
     def observe(self) -> None:
         """Let the pool sum the request up; the probes of whoever runs us are not traffic."""

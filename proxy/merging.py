@@ -11,6 +11,7 @@ from proxy.headers import lines_of
 from proxy.lease import Lease
 from proxy.merger import Batch
 from proxy.outcome import InternalFault, NoUpstream, Outcome, UpstreamFailed, UpstreamTimeout
+from proxy.parts import PartHeads
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.group import Group
@@ -171,9 +172,10 @@ class MergeRun:
         except MergeMismatch:
             await self._singly(members)
             return True
+        heads = PartHeads(exchange.lines)
         for member, reply in zip(members, replies, strict=True):
-            lines = b"Content-Type: %b\r\n%b" % (reply.content_type.encode("latin-1"), lines_of(reply.headers))
-            member.resolve(Answer(reply.status, b"", lines, reply.body))
+            reason = exchange.reason if reply.status == exchange.status else None
+            member.resolve(Answer(reply.status, reason, heads.lines(reply), reply.body))
         return True
 
     async def _singly(self, members: Sequence[MergeTurn]) -> None:

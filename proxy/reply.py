@@ -39,7 +39,7 @@ SENT_CLOSE: web.StreamResponse = _Sent(keep_alive=False)
 
 def head_bytes(
     status: int,
-    reason: bytes,
+    reason: bytes | None,
     lines: bytes,
     *,
     length: int | None = None,
@@ -48,12 +48,12 @@ def head_bytes(
 ) -> bytes:
     """Return a message head with at most one framing.
 
-    `reason` is the phrase to use, b"" for the usual one; `lines` are whole fields, each ended by CRLF; `length` is
-    the Content-Length to announce, None for none.
+    `reason` is the phrase to use, which may be empty, None for the usual one; `lines` are whole fields, each ended
+    by CRLF; `length` is the Content-Length to announce, None for none.
     """
     line = _STATUS_LINES.get(status)
-    if line is None or (reason and reason != _PHRASES[status]):
-        line = b"HTTP/1.1 %d %b\r\n" % (status, reason)
+    if line is None or (reason is not None and reason != _PHRASES[status]):
+        line = b"HTTP/1.1 %d %b\r\n" % (status, reason or b"")
     if length is not None:
         framing = b"Content-Length: %d\r\n" % length
     else:

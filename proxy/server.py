@@ -22,7 +22,7 @@ _FULL_BODY = (
 _FULL = (
     head_bytes(
         503,
-        b"",
+        None,
         b"Content-Type: application/json\r\nRetry-After: 1\r\nX-Trimtab-Reason: connections_exhausted\r\n",
         length=len(_FULL_BODY),
         close=True,

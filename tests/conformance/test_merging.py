@@ -54,6 +54,22 @@ async def test_everybody_gets_their_own_result_from_one_call(shuffle: bool) -> N
         assert {obs.batch for obs, _, _ in stack.counts.finished} == {8}
 
 
+async def test_every_part_of_a_merged_answer_has_the_head_it_would_have_had_alone() -> None:
+    own = [["Server", "mock"], ["X-Compute-Type", "cpu"], ["X-Compute-Type", "again"], ["ETag", "whole"]]
+    how = Behaviour(reason="Fine", headers=[*own, ["Set-Cookie", "one=caller"], ["Content-Digest", "whole"]])
+    async with MockUpstream(how) as up, Stack(up.url, **merging(2)) as stack:
+        async with RawClient(up.port) as client:
+            direct = await client.ask("POST", PATH, body={"model": "m", "input": "alone"})
+        merged = await embed_all(stack, ["one", "another"])
+        assert len(up.seen) == 2
+        of_the_whole = {"etag", "set-cookie", "content-digest", "content-length"}
+        expected = [field for field in direct.headers if field[0].lower() not in of_the_whole]
+        ours = {"content-length", "x-request-id", "x-trimtab-queue-ms"}
+        for answer in merged:
+            assert answer.reason == "Fine"
+            assert [field for field in answer.headers if field[0].lower() not in ours] == expected
+
+
 async def test_usage_is_split_to_the_last_token() -> None:
     values = ["a1", "bb22", "cccc333"]
     async with MockUpstream() as up, Stack(up.url, **merging(3)) as stack:

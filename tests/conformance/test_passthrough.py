@@ -101,6 +101,13 @@ async def test_reason_phrases_and_unknown_statuses_survive() -> None:
         assert (answer.status, answer.reason) == (299, "Mock")
 
 
+@pytest.mark.parametrize("reason", ["", "Fine", "OK"])
+async def test_a_reason_phrase_is_the_upstreams_own_even_when_it_is_empty(reason: str) -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("POST", "/v1/chat/completions", body=CHAT, mock={"reason": reason, "body": "{}"})
+        assert (answer.status, answer.reason) == (200, reason)
+
+
 async def test_non_sse_error_to_a_streaming_request_is_relayed_verbatim() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         answer = await client.ask(

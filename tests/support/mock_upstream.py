@@ -34,6 +34,8 @@ class Behaviour:
     tokens: int = 4
     """Events of a stream, tokens of an answer."""
     status: int = 200
+    reason: str | None = None
+    """The reason phrase, which may be empty."""
     headers: list[list[str]] = field(default_factory=list)
     """Added to the answer's head."""
     retry_after: str | None = None
@@ -276,7 +278,8 @@ class MockUpstream:
         framing = how.framing
         if framing == "auto":
             framing = "chunked" if len(pieces) > 1 else "length"
-        head = [f"HTTP/1.1 {status} {'OK' if status == 200 else 'Mock'}", f"Content-Type: {kind}"]
+        phrase = how.reason if how.reason is not None else "OK" if status == 200 else "Mock"
+        head = [f"HTTP/1.1 {status} {phrase}", f"Content-Type: {kind}"]
         head += [f"{name}: {value}" for name, value in how.headers]
         if how.retry_after is not None:
             head.append(f"Retry-After: {how.retry_after}")

@@ -94,8 +94,9 @@ class TestReading:
             b"[]",
             b"3",
             b"{",
-            b'{"a": NaN}',
-            b'{"a": "\xff"}',
+            b'{"a": NaN',
+            b"NaN",
+            b'{"a": "\xff NaN"}',
             b'{"a": 1e999}',
             b"\x00",
             b"[" * 100_000,
@@ -106,6 +107,14 @@ class TestReading:
         with pytest.raises(BadRequest) as refused:
             parse(sample.path, body, wire=sample.wire)
         assert refused.value.message
+
+    @each_sample
+    @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity"])
+    def test_a_body_that_is_json_but_for_nan_is_relayed_unread(self, sample: Sample, value: str) -> None:
+        body = orjson.dumps({**sample.body, "extra": 5}).replace(b'"extra":5', f'"extra":[{value}]'.encode())
+        call = parse(sample.path, body, wire=sample.wire)
+        assert call.body is body
+        assert call.compat_key is None
 
     @each_sample
     def test_a_compressed_body_is_relayed_unread(self, sample: Sample) -> None:

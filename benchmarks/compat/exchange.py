@@ -1,0 +1,78 @@
+"""One HTTP exchange, kept as it came: what is asked, and the status, fields and body that were the answer."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["VOLATILE", "Answer", "Ask", "ask", "ask_together", "post"]
+
+VOLATILE = frozenset(
+    {
+        "completed_at", "created", "created_at", "eval_duration", "id", "item_id", "load_duration",
+        "prompt_eval_duration", "request_id", "response_id", "total_duration", "started_at", "timestamp",
+    }
+)  # fmt: skip
+"""Names of JSON members that are new in every answer: identifiers, times and durations."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request, and what its answer is allowed to change by itself."""
+
+    name: str
+    method: str
+    path: str
+    body: bytes | None = None
+    headers: tuple[tuple[str, str], ...] = ()
+    volatile: frozenset[str] = VOLATILE
+    """Members of the answer that are not compared."""
+    tolerance: float = 0.0
+    """How far numbers may be apart, of their size: only where requests are merged into another batch."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back. `whole` is false when the connection ended before the body did."""
+
+    status: int
+    reason: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    whole: bool = True
+
+    def header(self, name: str) -> str | None:
+        """The first value of a field, None when it is absent."""
+        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
+
+
+def post(name: str, path: str, document: Any, *headers: tuple[str, str], **more: Any) -> Ask:
+    """A POST of a JSON document, or of bytes that claim to be one."""
+    body = document if isinstance(document, bytes) else json.dumps(document).encode()
+    return Ask(name, "POST", path, body, (("Content-Type", "application/json"), *headers), **more)
+
+
+def ask(url: str, question: Ask, *, timeout_s: float = 120) -> Answer:
+    """Send one request over a connection of its own and read the answer to its end. Raises OSError."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    try:
+        connection.request(question.method, question.path, question.body, dict(question.headers))
+        response = connection.getresponse()
+        try:
+            body, whole = response.read(), True
+        except http.client.IncompleteRead as cut:
+            body, whole = cut.partial, False
+        return Answer(response.status, response.reason, tuple(response.getheaders()), body, whole)
+    finally:
+        connection.close()
+
+
+def ask_together(url: str, questions: tuple[Ask, ...], *, timeout_s: float = 120) -> list[Answer]:
+    """Send all of them at once, each over a connection of its own."""
+    with ThreadPoolExecutor(len(questions)) as pool:
+        return list(pool.map(lambda question: ask(url, question, timeout_s=timeout_s), questions))

@@ -1,0 +1,29 @@
+"""Every server of the compatibility run, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from benchmarks.compat import generative, numeric, stand_ins
+from benchmarks.compat.server import Server
+
+__all__ = ["SERVERS"]
+
+
+SERVERS: Mapping[str, Server] = {
+    server.name: server
+    for server in (
+        generative.WORKER,
+        generative.VLLM,
+        generative.TRANSFORMERS,
+        generative.LLM_KATAN,
+        numeric.INFINITY,
+        numeric.PYTRITON,
+        numeric.MOSEC,
+        numeric.LITSERVE,
+        numeric.TORCHSERVE,
+        stand_ins.OLLAMA,
+        stand_ins.TGI,
+        stand_ins.TEI,
+    )
+}
