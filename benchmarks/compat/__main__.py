@@ -1,6 +1,6 @@
 """Real servers behind Trimtab, real clients in front: is anything different from going direct?
 
-    python -m benchmarks.compat --install [--only vllm,...]      install what is missing (about 8 GB in all)
+    python -m benchmarks.compat --install [--only vllm,...]      install what is missing (about 7 GB in all)
     python -m benchmarks.compat [--only vllm,...] [--json FILE] [--list]
 
 Each server is started on a port of its own with Trimtab in front of it. Every request is sent direct, through
@@ -55,6 +55,7 @@ def main() -> int:
             print(f"    {len(outcome.verdicts)} checks in {time.monotonic() - start:.0f} s", file=sys.stderr)
     print(table(outcomes))
     if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(as_json(outcomes))
     differs = any(not verdict.same for outcome in outcomes for verdict in outcome.verdicts)
     return 1 if differs else 2 if any(outcome.failure for outcome in outcomes) else 0

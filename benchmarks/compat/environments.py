@@ -13,7 +13,7 @@ _TORCH = "torch==2.13.0"
 _VISION = ("torchvision", "torchaudio", "torchcodec")
 
 # What its sentence-transformers asks for; left to itself pip tries every release of the newer ones first.
-_OLDER = ("transformers==4.57.6", "huggingface_hub<1", "posthog<4")
+_OLDER = ("transformers==4.57.6", "huggingface_hub<1")
 
 CLIENTS = Environment(
     "clients",

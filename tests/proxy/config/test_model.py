@@ -149,7 +149,9 @@ def _sections(model: type[Any]) -> list[tuple[str, Any]]:
     [
         Config,
         PoolConfig,
-        *{type(f.default) for f in PoolConfig.model_fields.values() if hasattr(type(f.default), "model_fields")},
+        *dict.fromkeys(
+            type(f.default) for f in PoolConfig.model_fields.values() if hasattr(type(f.default), "model_fields")
+        ),
     ],
 )
 def test_every_key_is_documented(model: type[Any]) -> None:
