@@ -178,6 +178,7 @@ class Answering:
             exchange.attach(relay)
             await relay.finish(exchange, self.incoming.drain)
         finally:
+            relay.read()
             ticket.first_byte, ticket.last_byte = relay.first_byte, relay.last_byte
             if relay.broken:
                 # A broken answer closes the client's connection, so being cancelled just now means nothing.

@@ -2,58 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
-from typing import Any
 
-from controller.predictor.prediction import Prediction
-from policies.base import Job
-from policies.sizes import DEFAULT_OUTPUT_TOKENS
-from proxy.answering import Answering
+from proxy.asking import Asking
 from proxy.fallback import cause_of
-from proxy.incoming import Upload
+from proxy.incoming import Incoming
 from proxy.lease import Lease
 from proxy.matching import Candidate
-from proxy.outcome import BadInput, BodyTooLarge, Draining, NoRoute, Refused, UpstreamBusy
+from proxy.merging import outcome_of
+from proxy.outcome import BadInput, BodyTooLarge, Draining, InternalFault, NoRoute, Refused, UpstreamBusy
 from proxy.pool import Pool
-from proxy.prediction import Predictor
 from proxy.rules import ClassRules
+from proxy.service import Service
+from proxy.ticket import Ticket
 from proxy.turn import MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import OVERLOAD
 from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import BadRequest, Call, Head, Route
+from proxy.wire.base import BadRequest, Head, Route
 from proxy.wire.registry import likely
 
 __all__ = ["Flight"]
 
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+log = logging.getLogger("trimtab.proxy")
+
 _OWN = frozenset({"/healthz", "/readyz"})
 _PROBES = frozenset({"healthz", "readyz"})
 
 
-class Flight(Answering):
-    """One request on its way. Lives as long as the handler's call."""
+class Flight(Asking):
+    """One request, from `launch` until it is `over`.
 
-    __slots__ = ()
+    `launch` goes as far as one can without waiting, which mostly is all the way to the upstream. The way back is a
+    callback from there: no task has to wake up for an answer that came whole, and that is half of what a request
+    costs. Only what must wait (for a place in the queue, for a body, for a slow client, for a second try) is left to
+    a task: then the flight is `stuck`, and `proceed` goes on.
 
-    def check(self) -> None:
-        """Refuse what is ambiguous or too much; nothing that follows on such a connection can be trusted."""
+    Whatever was taken is given back in `_finish`, and whatever goes wrong ends in `_fail`. The client's connection
+    hears of both turns, being stuck and being over, by `moved`.
+    """
+
+    __slots__ = ("_exchange", "_lease", "_outbound", "_rest", "_route", "_turn", "over")
+
+    def __init__(self, service: Service, incoming: Incoming, transport: asyncio.Transport, ticket: Ticket) -> None:
+        super().__init__(service, incoming, transport, ticket)
+        self._lease: Lease | None = None
+        self._outbound: Outgoing | None = None
+        self._exchange: Exchange | None = None
+        self._route: Route | None = None
+        """What is asked, once a pool was found for it."""
+        self._turn: MergeTurn | None = None
+        """The place among others, while an answer split off theirs is waited for."""
+        self._rest: Callable[[], Awaitable[None]] | None = None
+        """What has to be awaited next."""
+        self.over = False
+        """Whether everything has been written and given back."""
+        service.lifecycle.entered()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it goes on only when somebody awaits `proceed`."""
+        return self._rest is not None
+
+    def launch(self) -> None:
+        """Go as far as one can without waiting. Never raises."""
         try:
-            self.incoming.check(self.service.limits)
-        except Refused:
-            self.close = True
+            self._depart()
+        except Exception as error:
+            self._fail(error)
+
+    async def proceed(self) -> None:
+        """Wait for what has to be waited for. Raises nothing but CancelledError."""
+        try:
+            while (rest := self._rest) is not None:
+                self._rest = None
+                try:
+                    await rest()
+                except Exception as error:
+                    self._fail(error)
+        except BaseException:
+            self.abandon()
             raise
+
+    def abandon(self) -> None:
+        """The client left: give everything back."""
+        self.ticket.left()
+        self._finish()
 
     # -- the way up ----------------------------------------------------------------------------------------
 
-    async def serve(self) -> None:
-        """Find the pool, wait for a turn, and relay the answer. Raises Refused and UpstreamError."""
+    def _depart(self) -> None:
+        """Find out what is asked, and ask. Raises Refused."""
         incoming, service = self.incoming, self.service
+        try:
+            incoming.check(service.limits)
+        except Refused:
+            # What follows on a connection that is read in two ways cannot be trusted.
+            self.close = True
+            raise
         path = incoming.path
         if path in _OWN and incoming.method in ("GET", "HEAD"):
             self._own(path)
+            self._finish()
             return
         if service.keyring is not None:
             self.visit = service.keyring.receive(incoming)
@@ -66,48 +121,17 @@ class Flight(Answering):
         self.ticket.route = candidate.route.name
         if service.lifecycle.refusing:
             raise Refused(Draining())
-        if candidate.route.inspect:
-            body = incoming.body_now() if incoming.complete else await incoming.body(service.limits)
-            candidate = self._inspect(candidates, candidate, path, body)
+        if not candidate.route.inspect:
+            self._ask(service.table.choose(candidates, "") or candidate)
+        elif incoming.complete:
+            self._ask(self._inspect(candidates, candidate, path, incoming.body_now()))
         else:
-            candidate = service.table.choose(candidates, "") or candidate
-        self.pool = candidate.pool
-        try:
-            await self._through(candidate.pool, candidate.route)
-        except (Refused, UpstreamError) as error:
-            await self._fall_back(candidate.pool, candidate.route, error)
+            self._rest = partial(self._read, candidates, candidate, path)
 
-    def _through(self, pool: Pool, route: Route) -> Coroutine[Any, Any, None]:
-        """Return the way through `pool` to an answer."""
-        rules = self._classify(pool)
-        if pool.affinity is not None:
-            self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
-        if self.call is not None and pool.mergeable(self.call):
-            return self._merged(pool, rules)
-        return self._gated(pool, rules) if route.queued else self._relayed(pool, rules)
-
-    async def _fall_back(self, pool: Pool, route: Route, error: Refused | UpstreamError) -> None:
-        """Try the pools that take what `pool` could not, one after the other. Raises what the last one said."""
-        while True:
-            cause = cause_of(error, repeatable=self._repeatable)
-            other = self.service.table.fallback(pool, cause) if cause else None
-            if other is None or self.started or self.committed:
-                raise error
-            if self.keepalive is not None:
-                self.keepalive.stop()
-                self.keepalive = None
-            pool.passed_on(self.ticket, other.name, cause)
-            self.pool = pool = other
-            try:
-                await self._through(pool, route)
-                return
-            except (Refused, UpstreamError) as next_error:
-                error = next_error
-
-    @property
-    def _repeatable(self) -> bool:
-        """Whether an upstream may be sent the request a second time: its body is held, and that does no harm."""
-        return self.call is not None or (self.incoming.complete and self.incoming.method in _IDEMPOTENT)
+    async def _read(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> None:
+        """Go on once the body is there."""
+        body = await self.incoming.body(self.service.limits)
+        self._ask(self._inspect(candidates, candidate, path, body))
 
     def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str, body: bytes) -> Candidate:
         """Parse the body, and choose the pool by the model that it names."""
@@ -128,126 +152,70 @@ class Flight(Answering):
             raise Refused(NoRoute(call.model, path, known))
         return chosen
 
-    def _classify(self, pool: Pool) -> ClassRules:
-        """Fill in class and tenant, and return the rules of the class."""
-        ticket, rules = self.ticket, pool.rules
-        klass = pool.config.default_class
-        if self.visit is not None:
-            klass = self.visit.classify(ticket, self.incoming.fields, pool)
-        elif self.service.trust_headers:
-            fields = self.incoming.fields
-            if fields.klass is not None and fields.klass in rules:
-                klass = fields.klass
-            ticket.tenant = fields.tenant
-        ticket.klass = klass
-        return rules[klass]
+    def _ask(self, candidate: Candidate) -> None:
+        """Have the candidate's upstreams asked. Raises Refused."""
+        self.pool = candidate.pool
+        self._route = candidate.route
+        self._through(candidate.pool, candidate.route)
 
-    def _until(self, pool: Pool) -> float:
-        """Return when patience with the whole request ends."""
-        timeout_s = self.incoming.fields.timeout_s
-        total_s = pool.total_s
-        return self.ticket.arrival + (total_s if timeout_s is None or timeout_s > total_s else timeout_s)
+    def _through(self, pool: Pool, route: Route) -> None:
+        """Take the way to an answer that the route and the pool have. Raises Refused."""
+        rules = self._classify(pool)
+        if pool.affinity is not None:
+            self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
+        if self.call is not None and pool.mergeable(self.call):
+            self._share(pool, rules)
+        elif route.queued:
+            self._queue(pool, rules)
+        else:
+            self._pass_by(pool, rules)
 
-    def _job(self, pool: Pool, rules: ClassRules) -> tuple[Job, float, float]:
-        """Return the job, its predicted work in tokens, and when it gives up waiting.
-
-        The answer is worthless after the caller's own timeout, else the class's deadline, else the promise's.
-        """
-        ticket, call = self.ticket, self.call
-        span = self.incoming.fields.timeout_s
-        if span is None:
-            span = rules.deadline_s
-            if span is None:
-                span = pool.controller.slo_of(ticket.klass).deadline_s
-        arrival = ticket.arrival
-        prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
-        tokens, p50, p90 = float(prompt_tokens), None, None
-        if call is not None and call.route.generates:
-            if pool.predictor is not None:
-                prediction = ticket.prediction = self._predict(pool.predictor, call)
-                p50, p90 = prediction.p50, prediction.p90
-                tokens += p50
-            elif max_tokens is not None and max_tokens < DEFAULT_OUTPUT_TOKENS:
-                tokens += max_tokens
-            else:
-                tokens += DEFAULT_OUTPUT_TOKENS
-        visit = self.visit
-        if visit is not None:
-            visit.admit(tokens, monotonic())
-        weight = 1.0 if visit is None else visit.caller.weight
-        fields = self.incoming.fields
-        give_up = arrival + pool.max_wait_s
-        if fields.ttft_s is not None and fields.ttft_s < pool.max_wait_s:
-            give_up = arrival + fields.ttft_s
-        deadline = None
-        if span is not None:
-            deadline = arrival + span
-            if deadline < give_up:
-                give_up = deadline
-        ticket.job = job = Job(
-            ticket.id,
-            arrival,
-            rules.slack_s,
-            ticket.tenant,
-            weight,
-            prompt_tokens,
-            p50,
-            p90,
-            deadline,
-            max_tokens,
-            ticket.klass,
-            1 if call is None else call.items,
-            rules.express,
-        )
-        return job, tokens, give_up
-
-    def _predict(self, predictor: Predictor, call: Call) -> Prediction:
-        payload = call.payload
-        return predictor.predict(
-            model=call.model,
-            tenant=self.ticket.tenant,
-            route=call.route.name,
-            text=call.text,
-            prompt_tokens=call.prompt_tokens,
-            max_tokens=call.max_tokens,
-            params=payload if isinstance(payload, dict) else None,
-        )
-
-    async def _gated(self, pool: Pool, rules: ClassRules) -> None:
-        """Wait for a slot, then call and relay."""
+    def _queue(self, pool: Pool, rules: ClassRules) -> None:
+        """Take a slot, or a place among those who wait for one."""
         _, tokens, give_up = self._job(pool, rules)
-        outgoing = self._outgoing(rules)
+        outgoing = self._outbound = self._outgoing(rules)
         if pool.keepalive_s is not None:
             self._keep_alive(pool.keepalive_s, outgoing)
-        lease = pool.admit(self.ticket, tokens, express=rules.express)
+        lease = self._lease = pool.admit(self.ticket, tokens, express=rules.express)
         if lease is None:
-            lease = await pool.enter(self.ticket, tokens, express=rules.express, deadline=give_up)
-        try:
-            await self._call(pool, lease, outgoing)
-        finally:
-            lease.release()
+            self._rest = partial(self._wait_turn, pool, tokens, rules.express, give_up)
+        else:
+            self._send(pool, lease, outgoing)
 
-    async def _relayed(self, pool: Pool, rules: ClassRules) -> None:
-        """Call and relay without waiting for a slot."""
-        self.ticket.queued = False
+    async def _wait_turn(self, pool: Pool, tokens: float, express: bool, give_up: float) -> None:
+        """Go on once there is a slot."""
+        self._lease = await pool.enter(self.ticket, tokens, express=express, deadline=give_up)
+        assert self._outbound is not None
+        self._send(pool, self._lease, self._outbound)
+
+    def _pass_by(self, pool: Pool, rules: ClassRules) -> None:
+        """Take no slot: this is no work for an accelerator."""
+        ticket = self.ticket
+        ticket.queued = False
         if self.visit is not None:
             self.visit.admit(0.0, monotonic())
-        lease = pool.unqueued(self.ticket.affinity)
-        self.ticket.dispatched = monotonic()
-        self.ticket.generation = pool.controller.setpoints.generation
-        try:
-            await self._call(pool, lease, self._outgoing(rules))
-        finally:
-            lease.release()
+        lease = self._lease = pool.unqueued(ticket.affinity)
+        ticket.dispatched = monotonic()
+        ticket.generation = pool.controller.setpoints.generation
+        outgoing = self._outbound = self._outgoing(rules)
+        self._send(pool, lease, outgoing)
 
-    async def _merged(self, pool: Pool, rules: ClassRules) -> None:
-        """Wait for a part of a merged answer and write it."""
+    def _send(self, pool: Pool, lease: Lease, outgoing: Outgoing) -> None:
+        """Call the upstream: at once where that is plain, else in `_call`."""
+        exchange = self._exchange = pool.group.begin(lease, outgoing, self._until(pool))
+        if exchange is None:
+            self._rest = self._call
+        else:
+            exchange.watcher = self._arrived
+
+    def _share(self, pool: Pool, rules: ClassRules) -> None:
+        """Take a place among those whose calls can be merged with this one."""
         call, wire = self.call, self.wire
         assert call is not None
         assert wire is not None
         job, tokens, give_up = self._job(pool, rules)
-        turn = MergeTurn(
-            self.service.loop,
+        turn = self._turn = MergeTurn(
+            self._answered,
             self.ticket,
             job,
             call,
@@ -258,84 +226,74 @@ class Flight(Answering):
             express=rules.express,
             deadline=give_up,
         )
-        key = (call.compat_key, self.ticket.tenant, self.incoming.fields.identity())
-        answer = await pool.merged(turn, key)
-        if answer.status in OVERLOAD:
-            self._spill(pool, None)
-        body = answer.body
-        self._write_answer(
-            answer.status, answer.reason, answer.lines, body, len(body), known_id=answer.request_id_known
-        )
-
-    def _outgoing(self, rules: ClassRules) -> Outgoing:
-        """Describe the upstream call."""
-        incoming, call = self.incoming, self.call
-        fields = incoming.fields
-        lines = b"%bX-Request-Id: %b\r\n%b" % (
-            fields.hop or fields.next_hop(incoming.peer, incoming.scheme),
-            self.ticket.id.encode("ascii"),
-            b"" if call is None else rules.slack_line,
-        )
-        if self.ticket.prediction is not None:
-            lines += b"X-Trimtab-Predicted-Tokens: %d\r\n" % self.ticket.prediction.p50
-        target = incoming.target.encode("utf-8", "surrogateescape")
-        outgoing = Outgoing(
-            incoming.method.encode("ascii"),
-            target,
-            lines,
-            authorization=fields.get(b"authorization"),
-            replayable=True,
-        )
-        if call is not None:
-            outgoing.body = call.body
-            outgoing.is_json = True
-        elif incoming.complete:
-            outgoing.body = incoming.body_now()
-            if outgoing.body:
-                incoming.put_back(outgoing.body)
-            outgoing.replayable = incoming.method in _IDEMPOTENT
-            if incoming.wants_websocket:
-                outgoing.upgrade = b"websocket"
-                outgoing.replayable = False
-        else:
-            outgoing.upload = Upload(incoming, self.service.limits.body_timeout_s)
-            outgoing.length = incoming.length
-            outgoing.expects_continue = incoming.expects_continue
-            outgoing.replayable = False
-        return outgoing
+        pool.join(turn, (call.compat_key, self.ticket.tenant, self.incoming.fields.identity()))
 
     # -- the way down --------------------------------------------------------------------------------------
 
-    async def _call(self, pool: Pool, lease: Lease, outgoing: Outgoing) -> None:
-        """Call the upstream and relay what it answers. Raises UpstreamError only before the first byte."""
-        ticket, group, until = self.ticket, pool.group, self._until(pool)
-        exchange = group.begin(lease, outgoing, until)
+    def _arrived(self) -> None:
+        """The upstream answered, or will not: finish here what is whole, and leave the rest to a task."""
+        exchange, pool, lease = self._exchange, self.pool, self._lease
+        assert exchange is not None
+        assert pool is not None
+        assert lease is not None
         try:
-            if exchange is not None:
-                await exchange.wait()
-            if exchange is None or not group.done(lease, exchange):
-                begun, exchange = exchange, None
-                exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun, key=ticket.affinity)
-                if exchange.status in OVERLOAD:
-                    self._spill(pool, exchange)
-            if exchange.upgrade_rest is not None:
-                await self._tunnel(exchange)
-            elif self.committed and not (exchange.status == 200 and exchange.fields.is_event_stream):
-                raise UpstreamError(Failure.REFUSED, f"status {exchange.status}")
-            elif exchange.ended:
+            if exchange.ended and self.keepalive is None and pool.group.done(lease, exchange):
                 self._whole(exchange)
-            else:
-                await self._stream(pool, lease.endpoint, exchange)
-        finally:
-            ticket.upstream = lease.endpoint.name
-            if exchange is not None:
-                exchange.abort()
+                self._finish()
+                return
+        except Exception as error:
+            self._fail(error)
+            return
+        self._rest = self._call
+        self.incoming.protocol.moved()
 
-    def _spill(self, pool: Pool, exchange: Exchange | None) -> None:
+    async def _call(self) -> None:
+        """Bring a call to its end that is not over with one whole answer. Raises UpstreamError before any byte."""
+        ticket, pool, lease, begun, outgoing = self.ticket, self.pool, self._lease, self._exchange, self._outbound
+        assert pool is not None
+        assert lease is not None
+        assert outgoing is not None
+        group, exchange = pool.group, begun
+        if begun is None or not group.done(lease, begun):
+            self._exchange = None
+            until = self._until(pool)
+            exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun, key=ticket.affinity)
+            self._exchange = exchange
+            if exchange.status in OVERLOAD:
+                self._spill(pool)
+        assert exchange is not None
+        if exchange.upgrade_rest is not None:
+            await self._tunnel(exchange)
+        elif self.committed and not (exchange.status == 200 and exchange.fields.is_event_stream):
+            raise UpstreamError(Failure.REFUSED, f"status {exchange.status}")
+        elif exchange.ended:
+            self._whole(exchange)
+        else:
+            await self._stream(pool, lease.endpoint, exchange)
+        self._finish()
+
+    def _answered(self) -> None:
+        """The merged call brought this one's answer, or the reason why there is none."""
+        turn, self._turn = self._turn, None
+        assert turn is not None
+        assert self.pool is not None
+        try:
+            answer = turn.answer
+            if answer is None:
+                raise Refused(self.pool.refusal(turn))
+            if answer.status in OVERLOAD:
+                self._spill(self.pool)
+            body = answer.body
+            self._write_answer(
+                answer.status, answer.reason, answer.lines, body, len(body), known_id=answer.request_id_known
+            )
+            self._finish()
+        except Exception as error:
+            self._fail(error)
+
+    def _spill(self, pool: Pool) -> None:
         """Give up an answer that says `not now` where another pool may be asked. Raises Refused."""
         if not self.committed and self._repeatable and self.service.table.fallback(pool, "overload") is not None:
-            if exchange is not None:
-                exchange.abort()
             raise Refused(UpstreamBusy(pool.group.retry_after_s()))
 
     def _own(self, path: str) -> None:
@@ -347,15 +305,77 @@ class Flight(Answering):
         status, fields = 200 if ready else 503, b"Content-Type: text/plain\r\n"
         self._write_answer(status, None, fields, b"" if head else body, len(body))
 
-    def observe(self) -> None:
-        """Let the pool sum the request up; the probes of whoever runs us are not traffic."""
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def _fail(self, error: Exception) -> None:
+        """Ask another pool where there is one for that; else tell the client what went wrong, and end."""
+        if isinstance(error, Refused | UpstreamError) and self._route is not None:
+            unsolved = self._fall_back(self._route, error)
+            if unsolved is None:
+                if self._rest is not None:
+                    self.incoming.protocol.moved()
+                return
+            error = unsolved
+        if isinstance(error, Refused):
+            self.refuse(error.outcome)
+        elif isinstance(error, UpstreamError):
+            self.refuse(outcome_of(error))
+        elif isinstance(error, ConnectionError):
+            self.ticket.left()
+            self.close = True
+        else:
+            log.error("request %s failed inside the proxy", self.ticket.id, exc_info=error)
+            if not self.over:
+                self.refuse(InternalFault())
+        self._finish()
+
+    def _fall_back(self, route: Route, error: Refused | UpstreamError) -> Refused | UpstreamError | None:
+        """Try the pools that take what this one could not, one after the other. Returns what the last one said."""
+        while (pool := self.pool) is not None and not (self.started or self.committed):
+            cause = cause_of(error, repeatable=self._repeatable)
+            other = self.service.table.fallback(pool, cause) if cause else None
+            if other is None:
+                break
+            self._give_back()
+            pool.passed_on(self.ticket, other.name, cause)
+            self.pool = other
+            try:
+                self._through(other, route)
+                return None
+            except (Refused, UpstreamError) as next_error:
+                error = next_error
+        return error
+
+    def _give_back(self) -> None:
+        """Give back what was taken of the pool and its upstreams."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abort()
+        turn, self._turn = self._turn, None
+        if turn is not None and self.pool is not None:
+            self.pool.leave(turn)
+        lease, self._lease = self._lease, None
+        if lease is not None:
+            self.ticket.upstream = lease.endpoint.name
+            lease.release()
         if self.keepalive is not None:
             self.keepalive.stop()
-        obs = None if self.pool is None else self.pool.finished(self.ticket)
-        if obs is None and self.ticket.route not in _PROBES:
-            unclaimed = self.ticket.observation("", monotonic())
-            self.service.hooks.request_finished(unclaimed, self.ticket.route, self.ticket.code)
-        if self.service.access_log is not None:
-            self.service.access_log.note(self.ticket, self.incoming.fields, obs, monotonic())
+            self.keepalive = None
+
+    def _finish(self) -> None:
+        """Give back what was taken, and let the pool sum the request up. Safe to call again."""
+        if self.over:
+            return
+        self.over = True
+        self._rest = None
+        self._give_back()
+        pool, ticket, service = self.pool, self.ticket, self.service
+        service.lifecycle.left()
+        obs = None if pool is None else pool.finished(ticket)
+        if obs is None and ticket.route not in _PROBES:
+            service.hooks.request_finished(ticket.observation("", monotonic()), ticket.route, ticket.code)
+        if service.access_log is not None:
+            service.access_log.note(ticket, self.incoming.fields, obs, monotonic())
         if self.visit is not None:
-            self.visit.leave(self.ticket, monotonic())
+            self.visit.leave(ticket, monotonic())
+        self.incoming.protocol.moved()

@@ -70,19 +70,37 @@ class Incoming:
     `_cancel` and `_finish`. `content` is aiohttp's stream of the body, or the body itself.
     """
 
-    __slots__ = ("_content", "_opening", "fields", "http11", "keep_alive", "length", "method", "protocol", "target")
+    __slots__ = (
+        "_content",
+        "_opening",
+        "fields",
+        "http11",
+        "keep_alive",
+        "length",
+        "method",
+        "payload",
+        "protocol",
+        "target",
+    )
 
     def __init__(self, opening: Opening, content: Any, protocol: Any) -> None:
         self._opening = opening
         self._content = content
+        self.payload = None if type(content) is bytes else content
+        """aiohttp's stream of the body, if there is one."""
         self.fields = opening.fields
         self.protocol = protocol
         self.method = opening.method
         self.target = opening.target
         self.http11 = opening.http11
         self.keep_alive = opening.keep_alive
-        self.length = len(content) if type(content) is bytes else opening.length
+        self.length = len(content) if self.payload is None else opening.length
         """The declared length of the body; None when it is chunked or there is none."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether the body came together with the head, so that aiohttp keeps no stream for it."""
+        return self.payload is None
 
     @property
     def transport(self) -> asyncio.Transport | None:

@@ -32,7 +32,7 @@ from proxy.rules import ClassRules, controller_for
 from proxy.slots import MergeSlots
 from proxy.ticket import Ticket
 from proxy.tls import fingerprint
-from proxy.turn import Answer, MergeTurn, Turn
+from proxy.turn import MergeTurn, Turn
 from proxy.upstream.build import build_group, build_poller
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.group import Group
@@ -49,8 +49,8 @@ log = logging.getLogger("trimtab.proxy")
 class Pool:
     """Upstreams that serve the same requests, with one queue and one promise.
 
-    `enter` (gate) and `merged` (merge) are what a handler awaits; whatever becomes of it, no slot, lease or place
-    in the queue outlives the call. Create it inside a running event loop.
+    `admit` and `enter` (gate) give a lease, `join` (merge) a part of an answer. Whoever got one gives it back, by
+    `Lease.release` or `leave`. Create it inside a running event loop.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Pool:
             "upstreams": self.group.stats(),
         }
 
-    # -- what a handler awaits -----------------------------------------------------------------------------
+    # -- what a request asks for -----------------------------------------------------------------------------
 
     def mergeable(self, call: Call) -> bool:
         """Whether `call` is to share upstream calls with others."""
@@ -267,23 +267,24 @@ class Pool:
             raise Refused(self._refusal(turn.why))
         return turn.lease
 
-    async def merged(self, turn: MergeTurn, key: Hashable) -> Answer:
-        """Wait for the part of a merged call that is `turn`'s. Raises Refused."""
+    def join(self, turn: MergeTurn, key: Hashable) -> None:
+        """Let a newcomer wait for its part of a merged call; it is told when that is there. Raises Refused."""
         now = self._clock.now()
         refusal = self.admission.refusal(turn.job, turn.klass, now, self.load(now))
         if refusal is not None:
-            raise Refused(refusal)
-        try:
-            self.merge.offer(turn, key)
-            await turn.future
-        except BaseException:
             turn.gone = True
-            if not self.queue.cancel(turn) and turn.run is not None:
-                turn.run.member_gone()
-            raise
-        if turn.answer is not None:
-            return turn.answer
-        raise Refused(turn.outcome if turn.outcome is not None else self._refusal(turn.why))
+            raise Refused(refusal)
+        self.merge.offer(turn, key)
+
+    def leave(self, turn: MergeTurn) -> None:
+        """Whoever waited with `turn` is gone: it leaves the queue, or its part of the answer is for nobody."""
+        turn.gone = True
+        if not self.queue.cancel(turn) and turn.run is not None:
+            turn.run.member_gone()
+
+    def refusal(self, turn: MergeTurn) -> Outcome:
+        """Return what it means for the client that `turn` got no answer."""
+        return turn.outcome if turn.outcome is not None else self._refusal(turn.why)
 
     def passed_on(self, ticket: Ticket, to: str, cause: str) -> None:
         """Forget a request that another pool takes after this one could not: it is observed there."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import Any
 
 from aiohttp import web
@@ -17,11 +16,12 @@ from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import PayloadAccessError, RequestHandler
 
+from proxy.flight import Flight
 from proxy.headers import RequestFields, lines_of
 from proxy.incoming import Incoming, Opening
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.repeat import RepeatedHead
-from proxy.reply import SENT_CLOSE, head_bytes
+from proxy.reply import SENT_CLOSE, SENT_KEEP, head_bytes
 from proxy.wire.registry import wire_format
 
 __all__ = ["ClientProtocol"]
@@ -32,33 +32,45 @@ _LOST = -1
 
 
 class ClientProtocol(RequestHandler):
-    """Reads requests, has them served one after the other in the connection's one task, and answers what is refused.
+    """Reads requests, has them served one after the other, and answers what is refused.
 
-    aiohttp would make a task, a writer and a stream for every request. Here the handler runs in the task that the
-    connection has anyway.
+    aiohttp would make a task, a writer and a stream for every request. Here a request is launched from the callback
+    that read it, and its answer written from the callback that brought it. The connection's one task sleeps, but for
+    requests that are stuck (`proxy.flight`), that a slow client holds up, or that only aiohttp can read.
     """
 
-    __slots__ = ("_opening", "_owed", "_repeat", "seen")
+    __slots__ = ("_flight", "_opening", "_owed", "_repeat", "seen", "slow")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.seen: RequestFields | None = None
         """The fields of the connection's latest request."""
+        self.slow = False
+        """Whether the client takes no more for now: aiohttp's `writing_paused`, without the call, once an event."""
         self._owed = 0
         """Bytes still to come of the message that the parser is in: 0 between two messages, `_LOST` for unknown."""
         self._repeat: RepeatedHead | None = None
         self._opening: Opening | None = None
+        self._flight: Flight | None = None
+        """The request that is served; there is one at a time."""
 
     # -- what comes in -------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
-        """Take a whole request whose head is known, else have aiohttp parse."""
+        """Launch a whole request whose head is known, else have aiohttp parse."""
         repeat, waiter = self._repeat, self._waiter
-        if repeat is not None and self._owed == 0 and waiter is not None and not waiter.done():
-            start = repeat.match(data)
-            if start:
-                self._messages.append((self._opening, data[start:]))  # type: ignore[arg-type]
-                waiter.set_result(None)
+        if (
+            repeat is not None
+            and self._owed == 0
+            and self._flight is None
+            and waiter is not None
+            and not waiter.done()
+            and (start := repeat.match(data))
+        ):
+            opening, manager = self._opening, self._manager
+            if opening is not None and manager is not None:
+                manager.requests_count += 1
+                self._launch(Incoming(opening, data[start:], self))
                 return
         known = len(self._messages)
         super().data_received(data)
@@ -86,60 +98,143 @@ class ClientProtocol(RequestHandler):
             self._opening = None
             self._repeat = RepeatedHead.of(head)
 
+    def pause_writing(self) -> None:
+        """The client takes no more for now."""
+        self.slow = True
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        """The client takes more."""
+        self.slow = False
+        super().resume_writing()
+
     # -- serving -------------------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Serve the connection's requests, one after the other, until it closes."""
-        loop, manager, handler = self._loop, self._manager, self._request_handler
-        messages: deque[Any] = self._messages
-        assert manager is not None
-        assert handler is not None
-        while not self._force_close:
-            if not messages:
-                try:
-                    self._waiter = loop.create_future()
-                    await self._waiter
-                finally:
-                    self._waiter = None
-            opening, payload = messages.popleft()
-            manager.requests_count += 1
-            if type(opening) is not Opening:
-                self._consumed()
-                if not isinstance(opening, RawRequestMessage):
-                    # The parser's own complaint, in the place of a message.
-                    self._refuse(opening.exc, opening.message)
+        try:
+            while self._flight is not None or not self._force_close:
+                flight = self._flight
+                if flight is None:
+                    if not self._messages:
+                        await self._sleep()
+                    elif not self._take():
+                        break
+                elif flight.stuck:
+                    await flight.proceed()
+                elif not flight.over:
+                    await self._sleep()
+                elif not await self._land(flight):
                     break
-                opening = self._opening = Opening(opening, self)
-            incoming = Incoming(opening, payload, self)
-            self._request_in_progress = True
-            self._current_request = incoming  # type: ignore[assignment]
-            try:
-                response: web.StreamResponse = await handler(incoming)  # type: ignore[arg-type]
-            except ConnectionError:
-                break
-            except asyncio.CancelledError:
+        except asyncio.CancelledError:
+            if self._flight is not None:
+                self._flight.abandon()
                 self.force_close()
-                raise
-            except Exception as error:
-                self._broken(error)
-                break
-            finally:
-                self._current_request = None
-                self._request_in_progress = False
-                if self._handler_waiter is not None:
-                    self._handler_waiter.set_result(None)
-            self._keepalive = bool(response.keep_alive)
-            if type(payload) is not bytes:
-                await self._leave(incoming, payload, response)
-            if not self._keepalive or self._close or self._force_close:
-                break
-            closes_at = self._next_keepalive_close_time = loop.time() + self._keepalive_timeout
-            if self._keepalive_handle is None:
-                self._keepalive_handle = loop.call_at(closes_at, self._process_keepalive)
+            raise
+        finally:
+            self._clear()
         if not self._force_close:
             self._task_handler = None
             if self.transport is not None:
                 self.transport.close()
+
+    async def _sleep(self) -> None:
+        """Wait until a message comes, or a flight that was under way needs its connection's task."""
+        try:
+            self._waiter = self._loop.create_future()
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _take(self) -> bool:
+        """Launch the request that aiohttp parsed next. Returns whether the connection goes on."""
+        opening, payload = self._messages.popleft()
+        assert self._manager is not None
+        self._manager.requests_count += 1
+        self._consumed()
+        if not isinstance(opening, RawRequestMessage):
+            # The parser's own complaint, in the place of a message.
+            self._refuse(opening.exc, opening.message)
+            return False
+        self._opening = Opening(opening, self)
+        return self._launch(Incoming(self._opening, payload, self))
+
+    def _launch(self, incoming: Incoming) -> bool:
+        """Have one request served. Returns False when its client has left already."""
+        handler: Any = self._request_handler
+        transport = self.transport
+        if transport is None or handler is None:
+            return False
+        self._request_in_progress = True
+        self._current_request = incoming  # type: ignore[assignment]
+        flight = self._flight = handler.receive(incoming, transport)
+        flight.launch()
+        if flight.stuck:
+            self.moved()
+        return True
+
+    def moved(self) -> None:
+        """The request that is served is over, or is stuck and needs this connection's task to go on."""
+        waiter, flight = self._waiter, self._flight
+        if waiter is None or waiter.done() or flight is None:
+            # The task is awake, and will see for itself.
+            return
+        if (
+            flight.over
+            and not flight.close
+            and not self.slow
+            and flight.incoming.whole
+            and not self._messages
+            and not (self._close or self._force_close)
+        ):
+            self._rest()
+        else:
+            waiter.set_result(None)
+
+    def _clear(self) -> None:
+        """No request is served any more."""
+        self._flight = None
+        self._current_request = None
+        self._request_in_progress = False
+        if self._handler_waiter is not None and not self._handler_waiter.done():
+            self._handler_waiter.set_result(None)
+
+    def _rest(self) -> None:
+        """The connection may carry the next request, and closes when none comes."""
+        self._clear()
+        closes_at = self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
+        if self._keepalive_handle is None:
+            self._keepalive_handle = self._loop.call_at(closes_at, self._process_keepalive)
+
+    async def _land(self, flight: Flight) -> bool:
+        """Bring a request to its end for the connection. Returns whether the connection goes on."""
+        incoming = flight.incoming
+        try:
+            if self.slow:
+                await incoming.drain()
+        except ConnectionError:
+            return False
+        self._keepalive = not flight.close
+        if not incoming.whole:
+            await self._leave(incoming, SENT_CLOSE if flight.close else SENT_KEEP)
+        if not self._keepalive or self._close or self._force_close:
+            return False
+        self._rest()
+        return True
+
+    def close(self) -> None:
+        """Take no more requests; the one that is served may end."""
+        if self._flight is None:
+            super().close()
+        else:
+            self._close = True
+
+    def _process_keepalive(self) -> None:
+        """Close an idle connection. One that serves is not idle, though its task may sleep."""
+        if self._flight is None:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = None
 
     def _consumed(self) -> None:
         """Tell the parser that one of the messages it counts is being served."""
@@ -148,8 +243,9 @@ class ClientProtocol(RequestHandler):
         if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
             self._resume_reading_if_drained()
 
-    async def _leave(self, incoming: Incoming, payload: Any, response: web.StreamResponse) -> None:
+    async def _leave(self, incoming: Incoming, response: web.StreamResponse) -> None:
         """Bring a request that aiohttp parsed to its end: take the rest of its body, for a while."""
+        payload = incoming.payload
         if self._upgraded:
             # An upgrade that was declined: what came behind it are requests again.
             await self.finish_response(incoming, response, None)  # type: ignore[arg-type]

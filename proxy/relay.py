@@ -16,16 +16,19 @@ from proxy.wire.base import Tap
 __all__ = ["Client", "Framing", "Relay", "chunked_body", "cut_short", "reset"]
 
 
+_READ_TOGETHER = 8
+"""So many pieces the tap reads at once, which costs little more than one; a stream holds no more than these back."""
+_MUCH = 4096
+"""A piece of so many bytes is not kept for that."""
+
 _NO_LINGER = struct.pack("ii", 1, 0)
 
 
 class Client(Protocol):
     """The client's connection, as aiohttp's server protocol offers it."""
 
-    @property
-    def writing_paused(self) -> bool:
-        """Whether the client takes no more for now."""
-        ...
+    slow: bool
+    """Whether the client takes no more for now."""
 
 
 class Framing:
@@ -46,12 +49,14 @@ class Relay:
     """
 
     __slots__ = (
+        "_chunked",
         "_client",
+        "_closes",
         "_error_frame",
-        "_framing",
         "_loop",
         "_tap",
         "_transport",
+        "_unread",
         "_waiter",
         "broken",
         "done",
@@ -71,8 +76,10 @@ class Relay:
         self._loop = loop
         self._client = client
         self._transport = transport
-        self._framing = framing
+        self._chunked = framing == Framing.CHUNKED
+        self._closes = framing == Framing.CLOSE
         self._tap = tap
+        self._unread: list[bytes] = []
         self._error_frame = error_frame
         self._waiter: asyncio.Future[None] | None = None
         self.first_byte: float | None = None
@@ -84,42 +91,41 @@ class Relay:
 
     def piece(self, data: bytes) -> bool:
         """Pass a piece on. Returns whether the client asks for a pause."""
-        transport = self._transport
-        if transport.is_closing():
-            return False
-        transport.write(b"%x\r\n%b\r\n" % (len(data), data) if self._framing == Framing.CHUNKED else data)
-        now = self.last_byte = monotonic()
-        if self.first_byte is None:
-            self.first_byte = now
-        if self._tap is not None:
-            self._tap.feed(data)
-        if self._client.writing_paused:
-            self._wake()
-            return True
-        return False
+        return self.chunks(b"%x\r\n%b\r\n" % (len(data), data) if self._chunked else data, data, monotonic())
 
     def chunks(self, framed: bytes, data: bytes, now: float) -> bool:
         """Pass on a piece that is already framed as the client wants it, if it wants chunks."""
         transport = self._transport
         if transport.is_closing():
             return False
-        transport.write(framed if self._framing == Framing.CHUNKED else data)
+        transport.write(framed if self._chunked else data)
         self.last_byte = now
         if self.first_byte is None:
             self.first_byte = now
-        if self._tap is not None:
-            self._tap.feed(data)
-        if self._client.writing_paused:
+        unread = self._unread
+        unread.append(data)
+        if len(unread) == _READ_TOGETHER or len(data) > _MUCH:
+            self.read()
+        if self._client.slow:
             self._wake()
             return True
         return False
 
+    def read(self) -> None:
+        """Show the tap what has been passed on since it looked last."""
+        unread = self._unread
+        if unread:
+            if self._tap is not None:
+                self._tap.feed(unread[0] if len(unread) == 1 else b"".join(unread))
+            unread.clear()
+
     def ended(self, exchange: Exchange) -> None:
         """End the body, or make plain that it has no end."""
         self.done = True
+        self.read()
         transport = self._transport
         if exchange.error is None and not cut_short(exchange, self._tap):
-            if self._framing == Framing.CHUNKED and not transport.is_closing():
+            if self._chunked and not transport.is_closing():
                 transport.write(_last_chunk(exchange.trailers))
         else:
             self.broken = True
@@ -129,16 +135,16 @@ class Relay:
     @property
     def between_events(self) -> bool:
         """Whether a comment may be put in now."""
+        self.read()
         tap = self._tap
-        idle = not self.done and not self._client.writing_paused
-        return idle and self._framing == Framing.CHUNKED and tap is not None and tap.at_boundary()
+        return not self.done and not self._client.slow and self._chunked and tap is not None and tap.at_boundary()
 
     async def finish(self, exchange: Exchange, drain: Callable[[], object]) -> None:
         """Wait until everything has been passed on; meanwhile hold the upstream back for a slow client."""
         while not self.done:
             self._waiter = self._loop.create_future()
             await self._waiter
-            while self._client.writing_paused and not self.done:
+            while self._client.slow and not self.done:
                 await drain()  # type: ignore[misc]
             exchange.resume()
 
@@ -146,14 +152,14 @@ class Relay:
         transport = self._transport
         if transport.is_closing():
             return
-        if self._framing == Framing.CHUNKED and self._error_frame is not None:
+        if self._chunked and self._error_frame is not None:
             # Inside a half-sent event it would be taken for the rest of it, and after the end mark it is too late.
             tap = self._tap
             wanted = tap is None or (tap.at_boundary() and not tap.finished())
             frame = self._error_frame(exchange) if wanted else b""
             if frame:
                 transport.write(b"%x\r\n%b\r\n" % (len(frame), frame))
-        if self._framing == Framing.CLOSE:
+        if self._closes:
             reset(transport)
         else:
             transport.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -66,17 +67,18 @@ class Turn(Waiting):
 
 
 class MergeTurn(Waiting):
-    """Waits for its part of a merged answer."""
+    """Waits for its part of a merged answer; `notify` is called once, when that or a reason why not is there."""
 
     __slots__ = (
+        "_notify",
         "answer",
         "call",
-        "future",
         "gone",
         "outcome",
         "outgoing",
         "run",
         "ticket",
+        "told",
         "until",
         "why",
         "wire",
@@ -84,7 +86,7 @@ class MergeTurn(Waiting):
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
+        notify: Callable[[], None],
         ticket: Ticket,
         job: Job,
         call: Call,
@@ -97,43 +99,46 @@ class MergeTurn(Waiting):
         deadline: float = inf,
     ) -> None:
         super().__init__(job, items=call.items, tokens=tokens, klass=ticket.klass, express=express, deadline=deadline)
+        self._notify = notify
         self.ticket = ticket
         self.call = call
         self.wire = wire
         self.until = until
         """When its answer must be complete (monotonic seconds)."""
         self.outgoing = outgoing
-        self.future: asyncio.Future[None] = loop.create_future()
         self.answer: Answer | None = None
         self.outcome: Outcome | None = None
         """Why there is no answer."""
         self.why: Drop | None = None
         self.run: MergeRun | None = None
         """The upstream call it became part of."""
+        self.told = False
+        """Whether whoever waits for it has heard."""
         self.gone = False
         """Whether the client left; its part of the answer is for nobody."""
 
     def dropped(self, why: Drop) -> None:
-        """Wake up with a reason instead of an answer."""
+        """End with a reason instead of an answer."""
         self.why = why
-        self._wake()
+        self._settle()
 
     def resolve(self, answer: Answer) -> None:
-        """Wake up with an answer."""
+        """End with an answer."""
         self.answer = answer
-        self._wake()
+        self._settle()
 
     def fail(self, outcome: Outcome) -> None:
-        """Wake up with what went wrong."""
+        """End with what went wrong."""
         if self.answer is None:
             self.outcome = outcome
-            self._wake()
+            self._settle()
 
     @property
     def settled(self) -> bool:
         """Whether nothing more will come, or nobody is there for it."""
         return self.gone or self.answer is not None or self.outcome is not None
 
-    def _wake(self) -> None:
-        if not self.future.done():
-            self.future.set_result(None)
+    def _settle(self) -> None:
+        if not self.told and not self.gone:
+            self.told = True
+            self._notify()

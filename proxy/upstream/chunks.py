@@ -7,9 +7,27 @@ __all__ = ["single_chunk", "whole_chunks"]
 
 def single_chunk(data: bytes) -> bytes:
     """Return what `data` holds if it is one whole chunk in its plainest form, else b""."""
-    digits, _, rest = data.partition(b"\r\n")
-    size = len(rest) - 2
-    return rest[:-2] if size > 0 and digits == b"%x" % size and rest[-2:] == b"\r\n" else b""
+    length = len(data)
+    # The length of such a chunk says how it must begin.
+    if length < _LONGEST and data.startswith(opening := _OPENINGS[length]) and data.endswith(b"\r\n"):
+        return data[len(opening) : -2]
+    return b""
+
+
+def _openings(longest: int) -> list[bytes]:
+    """Return by its whole length how a chunk begins; what nothing begins with where no chunk has that length."""
+    openings = [b"\0"] * longest
+    for size in range(1, longest):
+        opening = b"%x\r\n" % size
+        length = len(opening) + size + 2
+        if length < longest:
+            openings[length] = opening
+    return openings
+
+
+_LONGEST = 4096
+_OPENINGS = _openings(_LONGEST)
+"""Events of streams are short; what is longer takes the way of many chunks."""
 
 
 def whole_chunks(data: bytes, start: int = 0) -> tuple[int, list[bytes]]:

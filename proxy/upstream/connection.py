@@ -60,6 +60,7 @@ class Connection(asyncio.Protocol):
         "_fresh_head",
         "_head_bytes",
         "_headers",
+        "_heard_at",
         "_known",
         "_loop",
         "_on_free",
@@ -69,6 +70,7 @@ class Connection(asyncio.Protocol):
         "_pieces",
         "_reason",
         "_reusable",
+        "_sink",
         "_timer",
         "_timer_at",
         "_trailers",
@@ -101,6 +103,9 @@ class Connection(asyncio.Protocol):
         self._head_bytes = 0
         self._fresh_head = False
         self._at_chunk = False
+        self._sink: Callable[[bytes, bytes, float], bool] | None = None
+        """Takes single chunks, once a stream flows and its deadline is watched."""
+        self._heard_at = 0.0
         self._complete = False
         self._reusable = False
         self._eof = False
@@ -129,6 +134,7 @@ class Connection(asyncio.Protocol):
         """Send a request; the answer goes to `exchange`, which must come by `deadline` (monotonic seconds)."""
         self._exchange = exchange
         self._at_chunk = False
+        self._sink = None
         self._head_bytes = 0
         self._headers = []
         self.uses += 1
@@ -185,7 +191,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once, whatever is under way. The exchange hears nothing more."""
-        self._exchange = None
+        self._exchange = self._sink = None
         self.transport.abort()
 
     def take_over(self) -> asyncio.Transport:
@@ -207,6 +213,13 @@ class Connection(asyncio.Protocol):
         if exchange is None:
             # Nothing was asked: a server that talks now would answer the next request with it.
             self.transport.abort()
+            return
+        sink = self._sink
+        if sink is not None and (body := single_chunk(data)):
+            # One event of a stream that flows: the deadline is worked out when the timer fires.
+            self._heard_at = now = monotonic()
+            if sink(data, body, now):
+                self.pause()
             return
         if self._at_chunk:
             data = self._chunks(exchange, data)
@@ -325,18 +338,18 @@ class Connection(asyncio.Protocol):
 
     def _chunks(self, exchange: Exchange, data: bytes) -> bytes:
         """Pass whole chunks on as they are, past the parser, which stands before a chunk. Returns what is left."""
-        body, rest = single_chunk(data), b""
-        if not body:
-            end, pieces = whole_chunks(data)
-            body, data, rest = b"".join(pieces), data[:end], data[end:]
-        if body:
-            now = monotonic()
+        end, pieces = whole_chunks(data)
+        data, rest = data[:end], data[end:]
+        if pieces:
+            self._heard_at = now = monotonic()
             self.deadline = deadline = exchange.next_deadline(now)
             if deadline < self._timer_at:
                 self.set_deadline(deadline)
-            exchange.on_chunks(data, body, now)
+            exchange.on_chunks(data, b"".join(pieces), now)
+            self._sink = exchange.sink
         if rest:
             self._at_chunk = False
+            self._sink = None
         return rest
 
     def _learn(self, exchange: Exchange, data: bytes) -> KnownHead | None:
@@ -407,6 +420,7 @@ class Connection(asyncio.Protocol):
 
     def _fail(self, error: UpstreamError) -> None:
         exchange, self._exchange = self._exchange, None
+        self._sink = None
         self.transport.abort()
         if exchange is not None:
             exchange.on_error(error)
@@ -416,6 +430,8 @@ class Connection(asyncio.Protocol):
         exchange = self._exchange
         if exchange is None:
             return
+        if self._sink is not None:
+            self.deadline = exchange.next_deadline(self._heard_at)
         if monotonic() < self.deadline:
             self.set_deadline(self.deadline)
             return

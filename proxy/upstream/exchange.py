@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 from typing import Protocol
 
@@ -83,6 +84,7 @@ class Exchange:
         "trailers",
         "until_close",
         "upgrade_rest",
+        "watcher",
     )
 
     def __init__(
@@ -107,6 +109,8 @@ class Exchange:
         self._continued = False
         self._first_byte_s = 0.0
         self._known: KnownHead | None = None
+        self.watcher: Callable[[], None] | None = None
+        """Called once, in place of waking whoever awaits `wait`. It must not raise."""
         self.companion: asyncio.Task[None] | None = None
         """Still sends the request's body; ends with the exchange."""
         self.fault: Exception | None = None
@@ -201,6 +205,7 @@ class Exchange:
         """Give up: close the connection at once unless the answer is complete."""
         if not self.ended:
             self.ended = True
+            self.watcher = None
             if self._connection is not None:
                 self._connection.abort()
             if self.error is None:
@@ -284,6 +289,11 @@ class Exchange:
         elif reader.chunks(framed, data, now) and not self.ended and self._connection is not None:
             self._connection.pause()
 
+    @property
+    def sink(self) -> Callable[[bytes, bytes, float], bool] | None:
+        """What takes whole chunks as they come: the reader's own method, without a step in between."""
+        return None if self._reader is None else self._reader.chunks
+
     def on_end(self, trailers: RawHeaders) -> None:
         """The answer is complete."""
         if self.ended:
@@ -335,7 +345,12 @@ class Exchange:
 
     def _wake_ready(self) -> None:
         self._ready = True
-        self._wake()
+        watcher = self.watcher
+        if watcher is None:
+            self._wake()
+        else:
+            self.watcher = None
+            watcher()
 
     def _wake(self) -> None:
         waiter, self._waiter = self._waiter, None

@@ -70,7 +70,7 @@ class Group:
     def begin(self, lease: Lease, outgoing: Outgoing, total_deadline: float) -> Exchange | None:
         """Send `outgoing` at once where that is plain: its body is there, and so is a connection.
 
-        Whoever began must wait, then either give the exchange up or bring it to `call`.
+        Whoever began must wait or watch, then ask whether it is `done`, else bring it to `call` or give it up.
         """
         if outgoing.upload is not None or not outgoing.replayable:
             return None

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 
 from proxy.wire.base import Usage
-from proxy.wire.sse import KEPT_TAIL, SseTap, event_data, event_name
+from proxy.wire.sse import KEPT_TAIL, MAX_EVENT, SseTap, event_data, event_name
 from proxy.wire.tail import read_usage
 
 __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
@@ -16,6 +16,7 @@ __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
 
 _TERMINAL = (b"response.completed", b"response.incomplete", b"response.failed", b"error")
 _TYPE = re.compile(rb'"type"\s*:\s*"([a-z_.]+)"')
+_NO_REASON = b'"finish_reason":null'
 _D = 100
 """First byte of a `data` line."""
 
@@ -38,12 +39,26 @@ class CompletionTap(SseTap):
         self._reason: bytes | None = None
         self._done = False
 
+    def block(self, events: bytes) -> None:
+        """Look at several chunks; nearly all bring a token and nothing else, which four searches tell."""
+        member, quoted = self.text_member, self.text_member + b'"'
+        if len(events) > MAX_EVENT or b'"usage"' in events:
+            super().block(events)
+            return
+        tokens = 0
+        for piece in events.split(b"\n\n"):
+            if piece[:1] == b"d" and member in piece and quoted not in piece and _NO_REASON in piece:
+                tokens += 1
+            elif piece:
+                self._complete(piece)
+        self.tokens_seen += tokens
+
     def event(self, data: bytes) -> None:
         """Look at one chunk."""
         at = data.find(self.text_member)
         if at > 0 and data[0] == _D and not data.startswith(b'"', at + len(self.text_member)):
             self.tokens_seen += 1
-            if b'"finish_reason":null' not in data or b'"usage"' in data:
+            if _NO_REASON not in data or b'"usage"' in data:
                 self._remember(data)
             return
         payload = event_data(data) or _headless(data)

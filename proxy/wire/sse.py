@@ -33,6 +33,12 @@ class SseTap(Tap):
     def event(self, data: bytes) -> None:
         """Look at one event: its lines, joined by LF, without the blank line. Never empty."""
 
+    def block(self, events: bytes) -> None:
+        """Look at whole events that came together. What comes of it must not differ from `event` for each."""
+        for piece in events.split(b"\n\n"):
+            if piece:
+                self._complete(piece)
+
     def feed(self, data: bytes) -> None:
         """Look at the next piece of the body."""
         if self._cr or b"\r" in data:
@@ -40,9 +46,7 @@ class SseTap(Tap):
         if not self._size:
             # The usual case: whole events, nothing left over from before.
             if data.endswith(b"\n\n"):
-                for piece in data.split(b"\n\n"):
-                    if piece:
-                        self._complete(piece)
+                self.block(data)
                 return
             data = data.lstrip(b"\n")
         self._append(data)

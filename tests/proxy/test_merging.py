@@ -43,7 +43,7 @@ def make(group: Any, count: int = 2) -> tuple[MergeRun, list[MergeTurn], LeaseBo
     book = LeaseBook()
     turns = [
         MergeTurn(
-            loop,
+            lambda: None,
             Ticket(str(n), 0.0),
             Job(str(n), 0.0),
             Call(EMBEDDINGS, b"{}", payload={}, extra={"items": ["x"]}),

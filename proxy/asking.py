@@ -1,0 +1,153 @@
+"""The way up: what a request is worth, how long it may wait, and what its upstream is asked."""
+
+from __future__ import annotations
+
+from time import monotonic
+
+from controller.predictor.prediction import Prediction
+from policies.base import Job
+from policies.sizes import DEFAULT_OUTPUT_TOKENS
+from proxy.answering import Answering
+from proxy.incoming import Upload
+from proxy.pool import Pool
+from proxy.prediction import Predictor
+from proxy.rules import ClassRules
+from proxy.upstream.outgoing import Outgoing
+from proxy.wire.base import Call
+
+__all__ = ["Asking"]
+
+_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+
+
+class Asking(Answering):
+    """One request in the terms of its pool and of its upstream. `proxy.flight.Flight` takes it there."""
+
+    __slots__ = ()
+
+    @property
+    def _repeatable(self) -> bool:
+        """Whether an upstream may be sent the request a second time: its body is held, and that does no harm."""
+        return self.call is not None or (self.incoming.complete and self.incoming.method in _IDEMPOTENT)
+
+    def _classify(self, pool: Pool) -> ClassRules:
+        """Fill in class and tenant, and return the rules of the class."""
+        ticket, rules = self.ticket, pool.rules
+        klass = pool.config.default_class
+        if self.visit is not None:
+            klass = self.visit.classify(ticket, self.incoming.fields, pool)
+        elif self.service.trust_headers:
+            fields = self.incoming.fields
+            if fields.klass is not None and fields.klass in rules:
+                klass = fields.klass
+            ticket.tenant = fields.tenant
+        ticket.klass = klass
+        return rules[klass]
+
+    def _until(self, pool: Pool) -> float:
+        """Return when patience with the whole request ends."""
+        timeout_s = self.incoming.fields.timeout_s
+        total_s = pool.total_s
+        return self.ticket.arrival + (total_s if timeout_s is None or timeout_s > total_s else timeout_s)
+
+    def _job(self, pool: Pool, rules: ClassRules) -> tuple[Job, float, float]:
+        """Return the job, its predicted work in tokens, and when it gives up waiting.
+
+        The answer is worthless after the caller's own timeout, else the class's deadline, else the promise's.
+        """
+        ticket, call = self.ticket, self.call
+        span = self.incoming.fields.timeout_s
+        if span is None:
+            span = rules.deadline_s
+            if span is None:
+                span = pool.controller.slo_of(ticket.klass).deadline_s
+        arrival = ticket.arrival
+        prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
+        tokens, p50, p90 = float(prompt_tokens), None, None
+        if call is not None and call.route.generates:
+            if pool.predictor is not None:
+                prediction = ticket.prediction = self._predict(pool.predictor, call)
+                p50, p90 = prediction.p50, prediction.p90
+                tokens += p50
+            elif max_tokens is not None and max_tokens < DEFAULT_OUTPUT_TOKENS:
+                tokens += max_tokens
+            else:
+                tokens += DEFAULT_OUTPUT_TOKENS
+        visit = self.visit
+        if visit is not None:
+            visit.admit(tokens, monotonic())
+        weight = 1.0 if visit is None else visit.caller.weight
+        fields = self.incoming.fields
+        give_up = arrival + pool.max_wait_s
+        if fields.ttft_s is not None and fields.ttft_s < pool.max_wait_s:
+            give_up = arrival + fields.ttft_s
+        deadline = None
+        if span is not None:
+            deadline = arrival + span
+            if deadline < give_up:
+                give_up = deadline
+        ticket.job = job = Job(
+            ticket.id,
+            arrival,
+            rules.slack_s,
+            ticket.tenant,
+            weight,
+            prompt_tokens,
+            p50,
+            p90,
+            deadline,
+            max_tokens,
+            ticket.klass,
+            1 if call is None else call.items,
+            rules.express,
+        )
+        return job, tokens, give_up
+
+    def _predict(self, predictor: Predictor, call: Call) -> Prediction:
+        payload = call.payload
+        return predictor.predict(
+            model=call.model,
+            tenant=self.ticket.tenant,
+            route=call.route.name,
+            text=call.text,
+            prompt_tokens=call.prompt_tokens,
+            max_tokens=call.max_tokens,
+            params=payload if isinstance(payload, dict) else None,
+        )
+
+    def _outgoing(self, rules: ClassRules) -> Outgoing:
+        """Describe the upstream call."""
+        incoming, call = self.incoming, self.call
+        fields = incoming.fields
+        lines = b"%bX-Request-Id: %b\r\n%b" % (
+            fields.hop or fields.next_hop(incoming.peer, incoming.scheme),
+            self.ticket.id.encode("ascii"),
+            b"" if call is None else rules.slack_line,
+        )
+        if self.ticket.prediction is not None:
+            lines += b"X-Trimtab-Predicted-Tokens: %d\r\n" % self.ticket.prediction.p50
+        target = incoming.target.encode("utf-8", "surrogateescape")
+        outgoing = Outgoing(
+            incoming.method.encode("ascii"),
+            target,
+            lines,
+            authorization=fields.get(b"authorization"),
+            replayable=True,
+        )
+        if call is not None:
+            outgoing.body = call.body
+            outgoing.is_json = True
+        elif incoming.complete:
+            outgoing.body = incoming.body_now()
+            if outgoing.body:
+                incoming.put_back(outgoing.body)
+            outgoing.replayable = incoming.method in _IDEMPOTENT
+            if incoming.wants_websocket:
+                outgoing.upgrade = b"websocket"
+                outgoing.replayable = False
+        else:
+            outgoing.upload = Upload(incoming, self.service.limits.body_timeout_s)
+            outgoing.length = incoming.length
+            outgoing.expects_continue = incoming.expects_continue
+            outgoing.replayable = False
+        return outgoing
