@@ -86,7 +86,7 @@ class Incoming:
     def __init__(self, opening: Opening, content: Any, protocol: Any) -> None:
         self._opening = opening
         self._content = content
-        self.payload = None if type(content) is bytes else content
+        self.payload: Any = None if type(content) is bytes else content
         """aiohttp's stream of the body, if there is one."""
         self.fields = opening.fields
         self.protocol = protocol
