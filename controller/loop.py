@@ -133,6 +133,11 @@ class PoolController:
         return self._law.name
 
     @property
+    def shadow_name(self) -> str | None:
+        """The law that only advises; None when there is none."""
+        return None if self._shadow is None else self._shadow.name
+
+    @property
     def law_options(self) -> Mapping[str, Any]:
         """The options it was made with; an option left out has its default."""
         return dict(self._law_options)

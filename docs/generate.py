@@ -102,12 +102,15 @@ document of this page at `/admin/v1/openapi.json`. Two clients come with it:
 - **the console** at `/console/`: the promise, live latency over setpoints, every decision in plain words with an undo
   button, and the controls to steer, in one small page that asks nothing of other hosts;
 - **`trimtab ctl`**, for the shell: `pools`, `show`, `slo`, `pin`, `unpin`, `law`, `freeze`, `drain`, `rollback`,
-  `what-if`, `experiment`, `decisions --follow`, `reload`, `config`; tables, or the API's own answers with `--json`.
+  `what-if`, `experiment`, `decisions --follow`, `plans`, `audit`, `reload`, `config`; tables, or the API's own
+  answers with `--json`.
 
 ![The console while somebody tightens the target](images/console.png)
 
-**Access.** Off loopback `admin.token` is required and sent as `Authorization: Bearer TOKEN`; `admin.read_token` may
-look but not change. On loopback without a token, requests from web pages of other origins are refused. `/healthz`,
+**Access.** Off loopback a token is required and sent as `Authorization: Bearer TOKEN`: `admin.token`, which may do
+everything, `admin.read_token`, which may look, and any number of `admin.tokens` with a name, a role (`read` or
+`write`) and the token's SHA-256 (`trimtab config hash-key` prints it). Whoever holds a token with a name decides
+under that name. On loopback without a token, requests from web pages of other origins are refused. `/healthz`,
 `/readyz` and `/metrics` need no token.
 
 **Changes** take effect with the next dispatch and touch no request under way. Each is a decision: it is numbered,
@@ -116,6 +119,10 @@ the `ETag` that was read before; when somebody else changed the pool meanwhile, 
 
 **Errors** are problem documents (RFC 9457), `application/problem+json`, with an `errors` list that names each field,
 what was got and what is accepted.
+
+**Later, and for a while.** A change of SLO, pins, law or freeze may carry `at` (it is made then, and until then
+listed under `/admin/v1/plans`, where it can be cancelled), and `for_s` or `until` (it takes itself back; the pool
+lists it under `expiring`). Both survive a restart where state is kept.
 
 ```
 curl -s http://127.0.0.1:8081/admin/v1/pools/default
@@ -132,6 +139,8 @@ The same with `trimtab ctl` (the pool need not be named when there is one; `--fo
 trimtab ctl show
 trimtab ctl slo ttft_ms=400
 trimtab ctl pin max_batch_size=8 --for 15m
+trimtab ctl slo e2e_ms=20000 --at 2030-01-31T22:00 --until 2030-02-01T06:00
+trimtab ctl plans
 trimtab ctl unpin
 trimtab ctl what-if max_batch_size=32 --law fixed
 trimtab ctl drain http://gpu-2:8000 --wait

@@ -23,6 +23,8 @@ __all__ = ["Keeper"]
 
 _LOG = logging.getLogger("trimtab")
 _IN_MEMORY = 1000
+_PLANS = "/plans"
+"""Where the changes to come are kept; no pool can have that name."""
 
 
 class Keeper:
@@ -43,6 +45,7 @@ class Keeper:
         self._pools = pools
         self._clock = clock
         self._wall = wall
+        self._plans: Callable[[], Mapping[str, Any]] = dict
         self._audit: deque[dict[str, Any]] = deque(maxlen=_IN_MEMORY)
         self._unwritten: list[dict[str, Any]] = []
         self._task: asyncio.Task[None] | None = None
@@ -66,8 +69,13 @@ class Keeper:
         await self.save()
         return await asyncio.to_thread(self._store.audit, limit)
 
-    def start(self) -> None:
-        """Begin to save now and then."""
+    def plans(self) -> Mapping[str, Any]:
+        """Return the changes to come that the file had at start."""
+        return self._saved.get(_PLANS, {})
+
+    def start(self, plans: Callable[[], Mapping[str, Any]]) -> None:
+        """Begin to save now and then; `plans` returns the changes to come, JSON-ready."""
+        self._plans = plans
         if self._store is not None:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
@@ -91,6 +99,7 @@ class Keeper:
             pool.name: capture(pool.config, pool.controller, self._traffic.recent(pool.name), now, wall)
             for pool in self._pools()
         }
+        states[_PLANS] = dict(self._plans())
         async with self._writing:
             entries, self._unwritten = self._unwritten, []
             try:

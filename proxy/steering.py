@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from controller.decision import Decision
 from controller.loop import PoolController
 from controller.observation import Observation
+from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
@@ -40,6 +41,7 @@ class Steering(ABC):
         self.traffic = Traffic(metrics)
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
         self.expiry = Expiry(clock, lambda: self.pools, self.decided)
+        self.agenda = Agenda(clock, lambda: self.pools, self.decided, self.expiry)
         self.admin = AdminServer(self, config.admin)
 
     @property
@@ -62,12 +64,16 @@ class Steering(ABC):
 
     async def open(self, admin: socket.socket) -> None:
         """Answer operators on a listening socket, and begin to save state."""
+        plans = self.keeper.plans()
+        self.expiry.restore(plans.get("expiring", ()), self.agenda.wall())
+        self.agenda.restore(plans.get("planned", ()))
         await self.admin.start(admin)
-        self.keeper.start()
+        self.keeper.start(lambda: {"expiring": self.expiry.dump(self.agenda.wall()), "planned": self.agenda.dump()})
 
     async def shut(self) -> None:
         """Save for the last time and stop answering."""
         await self.keeper.stop()
+        self.agenda.stop()
         self.expiry.stop()
         await self.admin.stop()
 

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from aiohttp import web
 
 from proxy.admin.base import Group, answer
-from proxy.admin.expiry import Kind, undo_of
+from proxy.admin.changes import BODIES, KNOBS, Kind, check, steps
+from proxy.admin.expiry import undo_of
 from proxy.admin.operator import PoolView
-from proxy.admin.problem import field_error
-from proxy.admin.requests import integer, read_body, require_match, seconds
-from proxy.admin.schemas import (
-    DecisionsOut,
-    DrainIn,
-    FreezeIn,
-    LawIn,
-    PoolsOut,
-    RollbackIn,
-    SetpointsPatch,
-    SloPatch,
-)
-from proxy.admin.views import etag, merged_slo, pool_summary, restored_slo, show_decision
+from proxy.admin.problem import ApiError, field_error
+from proxy.admin.requests import actor_of, integer, moment, read_body, require_match, seconds
+from proxy.admin.schemas import DecisionsOut, DrainIn, PlanOut, PlansOut, PoolsOut, RollbackIn
+from proxy.admin.views import etag, plans_etag, pool_summary, restored_slo, show_decision
 
-__all__ = ["KNOBS", "MAX_DECISIONS", "PoolsApi", "check_bounds"]
+__all__ = ["MAX_DECISIONS", "PoolsApi"]
 
-KNOBS = ("max_batch_size", "window_ms")
 MAX_DECISIONS = 1000
 MAX_FOR_S = 30 * 86_400.0
+MAX_AHEAD_S = 366 * 86_400.0
 
 
 class PoolsApi(Group):
@@ -42,30 +36,11 @@ class PoolsApi(Group):
 
     async def patch_slo(self, request: web.Request) -> web.Response:
         """Change targets of the promise."""
-        pool = self.pool(request)
-        patch = await read_body(request, SloPatch)
-        for_s = self._begin(request, pool)
-        slo, undo = merged_slo(pool.controller.slo, patch), undo_of(pool, "slo")
-        self.change(request, pool, lambda now, actor: pool.controller.set_slo(slo, now, actor), "body")
-        self._end(pool, "slo", for_s, undo)
-        return self.show(pool)
+        return await self._change(request, "slo", "body")
 
     async def patch_setpoints(self, request: web.Request) -> web.Response:
         """Pin knobs, or give them back with null."""
-        pool = self.pool(request)
-        patch = await read_body(request, SetpointsPatch)
-        for_s = self._begin(request, pool)
-        given = {name: getattr(patch, name) for name in KNOBS if name in patch.model_fields_set}
-        pins = {name: float(value) for name, value in given.items() if value is not None}
-        freed = [name for name, value in given.items() if value is None]
-        check_bounds(pool, pins)
-        undo = undo_of(pool, "setpoints")
-        if pins:
-            self.change(request, pool, lambda now, actor: pool.controller.pin(pins, now, actor), "body")
-        if freed:
-            self.change(request, pool, lambda now, actor: pool.controller.unpin(freed, now, actor), "body")
-        self._end(pool, "setpoints", for_s, undo)
-        return self.show(pool)
+        return await self._change(request, "setpoints", "body")
 
     async def delete_pins(self, request: web.Request) -> web.Response:
         """Give knobs back to the law: all, or those named by `name`."""
@@ -82,25 +57,11 @@ class PoolsApi(Group):
 
     async def put_law(self, request: web.Request) -> web.Response:
         """Hand the knobs to another law; they keep their values."""
-        pool = self.pool(request)
-        wanted = await read_body(request, LawIn)
-        for_s = self._begin(request, pool)
-        undo = undo_of(pool, "law")
-        self.change(
-            request, pool, lambda now, actor: pool.controller.set_law(wanted.law, wanted.options, now, actor), "law"
-        )
-        self._end(pool, "law", for_s, undo)
-        return self.show(pool)
+        return await self._change(request, "law", "law")
 
     async def put_freeze(self, request: web.Request) -> web.Response:
         """Keep the law from turning knobs, or let it go on."""
-        pool = self.pool(request)
-        wanted = await read_body(request, FreezeIn)
-        for_s = self._begin(request, pool)
-        undo = undo_of(pool, "freeze")
-        self.change(request, pool, lambda now, actor: pool.controller.freeze(wanted.frozen, now, actor), "frozen")
-        self._end(pool, "freeze", for_s, undo)
-        return self.show(pool)
+        return await self._change(request, "freeze", "frozen")
 
     async def put_drain(self, request: web.Request) -> web.Response:
         """Take an upstream out, or back in."""
@@ -149,10 +110,42 @@ class PoolsApi(Group):
         last = max((decision.id for decision in found), default=max(since, 0))
         return answer(DecisionsOut(decisions=[show_decision(decision) for decision in found], last_id=last))
 
-    def _begin(self, request: web.Request, pool: PoolView) -> float | None:
-        """Check what every change carries; return for how long it is to hold, None for good."""
+    async def list_plans(self, request: web.Request) -> web.Response:
+        """Return the changes to come, in all pools."""
+        plans = [PlanOut(**asdict(plan)) for plan in self.operator.agenda.plans()]
+        return answer(PlansOut(plans=plans), headers={"ETag": plans_etag(plans)})
+
+    async def delete_plan(self, request: web.Request) -> web.Response:
+        """Forget one of them."""
+        plans = [PlanOut(**asdict(plan)) for plan in self.operator.agenda.plans()]
+        require_match(request, plans_etag(plans))
+        text = request.match_info["plan"]
+        number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else 0
+        if not self.operator.agenda.cancel(number, actor_of(request)):
+            known = ", ".join(str(plan.id) for plan in plans) or "none"
+            raise ApiError(404, f"There is no plan {text[:20]!r}; planned: {known}.")
+        return await self.list_plans(request)
+
+    async def _change(self, request: web.Request, kind: Kind, field: str) -> web.Response:
+        """Make a change now, or plan it; for good or for a while."""
+        pool = self.pool(request)
+        body = await read_body(request, BODIES[kind])
         require_match(request, etag(pool))
-        return seconds(request, "for_s", 1.0, MAX_FOR_S)
+        wall = self.operator.agenda.wall()
+        at, for_s = _when(request, wall)
+        check(pool, kind, body)
+        if at is not None:
+            given = body.model_dump(mode="json", exclude_unset=True)
+            try:
+                plan = self.operator.agenda.put(pool.name, kind, given, at, for_s, actor_of(request))
+            except ValueError as error:
+                raise ApiError(409, f"{error}.") from None
+            return answer(PlanOut(**asdict(plan)), status=202)
+        undo = undo_of(pool, kind)
+        for step in steps(pool, kind, body):
+            self.change(request, pool, step, field)
+        self._end(pool, kind, for_s, undo)
+        return self.show(pool)
 
     def _end(self, pool: PoolView, kind: Kind, for_s: float | None, undo: dict[str, object]) -> None:
         if for_s is None:
@@ -161,10 +154,16 @@ class PoolsApi(Group):
             self.operator.expiry.put(pool.name, kind, for_s, undo)
 
 
-def check_bounds(pool: PoolView, pins: dict[str, float]) -> None:
-    """Raise ApiError 422 for a pin outside the range that the pool's configuration allows."""
-    for name, value in pins.items():
-        allowed = getattr(pool.config.setpoints, name)
-        if not allowed.min <= value <= allowed.max:
-            accepted = f"{allowed.min:g} to {allowed.max:g}, the pool's setpoints.{name}"
-            raise field_error(name, f"got {value:g}; accepted: {accepted}", accepted=accepted)
+def _when(request: web.Request, wall: float) -> tuple[float | None, float | None]:
+    """Return when a change is to be made (None: now) and for how long it holds (None: for good)."""
+    at = moment(request, "at", wall, MAX_AHEAD_S)
+    for_s = seconds(request, "for_s", 1.0, MAX_FOR_S)
+    until = moment(request, "until", wall, MAX_AHEAD_S)
+    if until is not None:
+        if for_s is not None:
+            raise field_error("until", "give either for_s or until")
+        for_s = until - (at or wall)
+        if not 1.0 <= for_s <= MAX_FOR_S:
+            accepted = f"1 s to {MAX_FOR_S:g} s after the change is made"
+            raise field_error("until", f"got {for_s:.0f} s after; accepted: {accepted}", accepted=accepted)
+    return at, for_s

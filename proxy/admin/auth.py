@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from hashlib import sha256
 from urllib.parse import urlsplit
 
 from aiohttp import web
 
 from proxy.admin.pages import is_page
 from proxy.admin.problem import ApiError
+from proxy.admin.requests import HOLDER
 from proxy.config.model import AdminConfig, is_loopback
 
 __all__ = ["OPEN_PATHS", "guard"]
@@ -20,34 +22,48 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths for probes and scrapers, which carry no secrets and need no token."""
 
+_HARMLESS = "/what-if"
+"""Asking changes nothing, though it takes a body."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 def guard(config: AdminConfig) -> Callable[[web.Request], None]:
     """Return the check that every request must pass. It raises ApiError 401 or 403."""
-    full = config.token.get_secret_value().encode() if config.token else None
-    read = config.read_token.get_secret_value().encode() if config.read_token else None
+    known = list(_tokens(config))
 
     def check(request: web.Request) -> None:
         if request.path in OPEN_PATHS or is_page(request.path):
             return
-        if full is None:
+        if not known:
             _refuse_browsers(request)
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         token = given.strip().encode("utf-8", "surrogateescape") if scheme.lower() == "bearer" else b""
-        # Both comparisons always run, so that the time taken tells nothing about either.
-        may_write = hmac.compare_digest(token, full)
-        may_read = hmac.compare_digest(token, read) if read is not None else False
-        if may_write or (may_read and request.method in _SAFE):
-            return
-        if may_read:
+        found: tuple[str | None, str] | None = None
+        for digest, name, role in known:
+            # Every comparison runs, of hashes and in constant time, so that the time taken tells nothing about any.
+            if hmac.compare_digest(sha256(token).digest(), digest) and (found is None or role == "write"):
+                found = (name, role)
+        if found is None:
+            raise ApiError(
+                401, "A bearer token is required.", headers={"WWW-Authenticate": 'Bearer realm="trimtab admin"'}
+            )
+        name, role = found
+        if name is not None:
+            request[HOLDER] = name
+        if role != "write" and request.method not in _SAFE and not request.path.endswith(_HARMLESS):
             raise ApiError(403, "This token may read but not change anything.")
-        raise ApiError(
-            401, "A bearer token is required.", headers={"WWW-Authenticate": 'Bearer realm="trimtab admin"'}
-        )
 
     return check
+
+
+def _tokens(config: AdminConfig) -> Iterator[tuple[bytes, str | None, str]]:
+    """Yield (hash, name, role) of every token there is."""
+    for secret, role in ((config.token, "write"), (config.read_token, "read")):
+        if secret is not None:
+            yield sha256(secret.get_secret_value().encode()).digest(), None, role
+    for token in config.tokens:
+        yield bytes.fromhex(token.sha256.get_secret_value()), token.name, token.role
 
 
 def _refuse_browsers(request: web.Request) -> None:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from controller.decision import Decision
 from controller.slo import SLO
+from proxy.admin.changes import Kind
 from proxy.admin.operator import PoolView
 from proxy.clock import Clock, Timer
 
-__all__ = ["Expiry", "Kind", "Pending", "undo_of"]
+__all__ = ["Expiry", "Pending", "undo_of"]
 
 _LOG = logging.getLogger("trimtab.audit")
 _ACTOR = "admin:expiry"
-Kind = Literal["slo", "setpoints", "law", "freeze"]
 
 
 class Pending(NamedTuple):
@@ -68,6 +68,19 @@ class Expiry:
             if name == pool
         ]
 
+    def dump(self, wall: float) -> list[dict[str, Any]]:
+        """Return what to keep over a restart, JSON-ready. `wall` is the present in Unix seconds."""
+        now = self._clock.now()
+        return [
+            {"pool": pool, "kind": kind, "until": wall + entry.until - now, "undo": entry.undo}
+            for (pool, kind), entry in self._pending.items()
+        ]
+
+    def restore(self, kept: Iterable[Mapping[str, Any]], wall: float) -> None:
+        """Take over what `dump` returned in an earlier run; what is overdue is taken back at once."""
+        for entry in kept:
+            self.put(entry["pool"], entry["kind"], max(0.0, entry["until"] - wall), entry["undo"])
+
     def stop(self) -> None:
         """Forget everything; changes stay as they are."""
         for pending in self._pending.values():
@@ -99,8 +112,7 @@ def undo_of(pool: PoolView, kind: Kind) -> dict[str, Any]:
     if kind == "setpoints":
         return {"pins": dict(controller.pins)}
     if kind == "law":
-        own = controller.law_name == pool.config.law
-        return {"law": controller.law_name, "options": dict(pool.config.law_options) if own else {}}
+        return {"law": controller.law_name, "options": dict(controller.law_options)}
     return {"frozen": controller.frozen}
 
 

@@ -50,6 +50,11 @@ _FOR = Parameter(
     "Take the change back after so many seconds, unless the same thing is changed again before.",
     {"type": "number", "minimum": 1, "maximum": 2_592_000},
 )
+_MOMENT = {"type": "string", "examples": ["2030-01-31T08:00:00Z", "1900000000"]}
+_AT = Parameter("at", "query", "Make the change then: Unix seconds, or a time with its offset (RFC 3339).", _MOMENT)
+_UNTIL = Parameter("until", "query", "Take the change back then; instead of for_s.", _MOMENT)
+_TIMES = (_AT, _FOR, _UNTIL)
+_PLANNED = ((202, schemas.PlanOut),)
 _POOL = "/admin/v1/pools/{pool}"
 _BODY_FAULTS = (400, 413, 415, 422)
 
@@ -58,11 +63,13 @@ OPERATIONS = (
     Operation("GET", _POOL, "get_pool", "One pool in full, with live quantiles.", schemas.PoolOut, problems=(404,)),
     Operation(
         "PATCH", f"{_POOL}/slo", "patch_slo", "Change targets of the promise.", schemas.PoolOut,
-        body=schemas.SloPatch, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.SloPatch, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
+        also=_PLANNED,
     ),
     Operation(
         "PATCH", f"{_POOL}/setpoints", "patch_setpoints", "Pin knobs, or give them back with null.", schemas.PoolOut,
-        body=schemas.SetpointsPatch, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.SetpointsPatch, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
+        also=_PLANNED,
     ),
     Operation(
         "DELETE", f"{_POOL}/pins", "delete_pins", "Give knobs back to the law.", schemas.PoolOut,
@@ -73,11 +80,13 @@ OPERATIONS = (
     ),
     Operation(
         "PUT", f"{_POOL}/law", "put_law", "Hand the knobs to another law.", schemas.PoolOut,
-        body=schemas.LawIn, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.LawIn, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
+        also=_PLANNED,
     ),
     Operation(
         "PUT", f"{_POOL}/freeze", "put_freeze", "Keep the law from turning knobs, or let it go on.", schemas.PoolOut,
-        body=schemas.FreezeIn, parameters=(*_WRITE, _FOR), problems=(404, 412, *_BODY_FAULTS),
+        body=schemas.FreezeIn, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
+        also=_PLANNED,
     ),
     Operation(
         "PUT", f"{_POOL}/drain", "put_drain",
@@ -86,7 +95,7 @@ OPERATIONS = (
     ),
     Operation(
         "PUT", f"{_POOL}/shadow", "put_shadow", "Let another law advise without turning anything.", schemas.PoolOut,
-        body=schemas.ShadowIn, parameters=(_ACTOR,), problems=(404, *_BODY_FAULTS),
+        body=schemas.ShadowIn, parameters=_WRITE, problems=(404, 412, *_BODY_FAULTS),
     ),
     Operation(
         "POST", f"{_POOL}/experiment", "post_experiment",
@@ -118,6 +127,9 @@ OPERATIONS = (
         ),
         problems=(404, 422),
     ),
+    Operation("GET", "/admin/v1/plans", "list_plans", "The changes to come, in all pools.", schemas.PlansOut),
+    Operation("DELETE", "/admin/v1/plans/{plan}", "delete_plan", "Forget a change to come.", schemas.PlansOut,
+              parameters=_WRITE, problems=(404, 412, 422)),
     Operation("GET", "/admin/v1/audit", "list_audit", "What operators decided, in all pools.", schemas.AuditOut,
               parameters=(Parameter("limit", "query", "At most so many.", {
                   "type": "integer", "minimum": 1, "maximum": 1000, "default": 50,
@@ -125,7 +137,7 @@ OPERATIONS = (
     Operation("GET", "/admin/v1/config", "get_config", "The configuration in force, secrets masked.",
               schemas.ConfigOut),
     Operation("POST", "/admin/v1/reload", "reload", "Read the configuration again; a bad one changes nothing.",
-              schemas.ReloadOut, parameters=(_ACTOR,), problems=(422,)),
+              schemas.ReloadOut, parameters=_WRITE, problems=(412, 422)),
     Operation(
         "GET", "/admin/v1/events", "events",
         "Server-sent events: `decision` as each is made, `state` of every pool once a second.", None,
@@ -143,6 +155,13 @@ OPERATIONS = (
               also=((503, schemas.Readiness),)),
     Operation("GET", "/metrics", "metrics", "Prometheus or OpenMetrics text.", None, content="text/plain"),
 )  # fmt: skip
+
+
+_TAGGED: dict[type[BaseModel] | None, str] = {
+    schemas.PoolOut: "Names the promise, pins and law.",
+    schemas.PlansOut: "Names the list.",
+    schemas.ConfigOut: "Names the configuration in force.",
+}
 
 
 def document() -> dict[str, Any]:
@@ -164,7 +183,7 @@ def document() -> dict[str, Any]:
                 "bearer": {
                     "type": "http",
                     "scheme": "bearer",
-                    "description": "admin.token, or admin.read_token to read. On loopback none need be set.",
+                    "description": "admin.token, or one of admin.tokens; read tokens may only look.",
                 }
             },
         },
@@ -180,6 +199,11 @@ def _paths() -> dict[str, Any]:
                 {"name": "pool", "in": "path", "required": True, "schema": {"type": "string"},
                  "description": "The pool's name in the configuration."}
             ]  # fmt: skip
+        if "{plan}" in operation.path:
+            item["parameters"] = [
+                {"name": "plan", "in": "path", "required": True, "schema": {"type": "string"},
+                 "description": "The plan's number."}
+            ]  # fmt: skip
         item[operation.method.lower()] = _operation(operation)
     return paths
 
@@ -187,12 +211,10 @@ def _paths() -> dict[str, Any]:
 def _operation(operation: Operation) -> dict[str, Any]:
     open_to_all = not operation.path.startswith("/admin/")
     answers: dict[str, Any] = {"200": _answer("Done.", operation.answer, operation.content)}
-    if operation.answer is schemas.PoolOut:
-        answers["200"]["headers"] = {
-            "ETag": {"description": "Names the promise, pins and law.", "schema": {"type": "string"}}
-        }
+    if operation.answer in _TAGGED:
+        answers["200"]["headers"] = {"ETag": {"description": _TAGGED[operation.answer], "schema": {"type": "string"}}}
     for status, schema in operation.also:
-        answers[str(status)] = _answer("Not now.", schema)
+        answers[str(status)] = _answer("Not now." if status >= 400 else "Planned for later.", schema)
     for status in (*operation.problems, *(() if open_to_all else (401, 403))):
         answers[str(status)] = _answer("Refused; the body says why.", schemas.ProblemOut, CONTENT_TYPE)
     answers["default"] = _answer("Refused; the body says why.", schemas.ProblemOut, CONTENT_TYPE)
@@ -226,6 +248,7 @@ def _ref(schema: type[BaseModel]) -> dict[str, str]:
 def _schemas() -> dict[str, Any]:
     inputs = {operation.body for operation in OPERATIONS if operation.body}
     outputs = {operation.answer for operation in OPERATIONS if operation.answer} | {schemas.ProblemOut}
+    outputs |= {schema for operation in OPERATIONS for _, schema in operation.also}
     modes = [*((model, "validation") for model in inputs), *((model, "serialization") for model in outputs)]
     modes.sort(key=lambda pair: pair[0].__name__)
     _, made = models_json_schema(modes, ref_template="#/components/schemas/{model}")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ from proxy.config.model import Config, PoolConfig
 from proxy.metrics import Metrics
 
 if TYPE_CHECKING:
+    from proxy.admin.agenda import Agenda
     from proxy.admin.expiry import Expiry
 
 __all__ = ["Operator", "PoolView", "Reloaded"]
@@ -93,6 +94,11 @@ class Operator(Protocol):
     @property
     def clock(self) -> Clock:
         """The clock of observations and decisions."""
+        ...
+
+    @property
+    def agenda(self) -> Agenda:
+        """The changes to come."""
         ...
 
     @property

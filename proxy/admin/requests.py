@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+from datetime import datetime
 from typing import TypeVar
 
 from aiohttp import web
@@ -13,11 +15,13 @@ from proxy.admin.problem import ApiError, field_error
 from proxy.config.base import Section
 from proxy.config.errors import problems_of
 
-__all__ = ["actor_of", "integer", "read_body", "require_match", "seconds"]
+__all__ = ["HOLDER", "actor_of", "integer", "moment", "read_body", "require_match", "seconds"]
 
 _S = TypeVar("_S", bound=Section)
 _JSON = frozenset({"application/json", "application/merge-patch+json"})
 _DECIMAL = re.compile(r"^[0-9]{1,12}(\.[0-9]{1,9})?$")
+HOLDER = web.RequestKey("holder", str)
+"""Where a request keeps the name of the token it came with."""
 _ACTOR = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@._+-]{0,63}$")
 
 
@@ -66,21 +70,50 @@ def seconds(request: web.Request, name: str, low: float, high: float) -> float |
     raise field_error(name, f"got {text[:40]!r}; accepted: {accepted}", accepted=accepted)
 
 
+def moment(request: web.Request, name: str, wall: float, most_ahead_s: float) -> float | None:
+    """Return a query parameter as Unix seconds, None when it is absent; `wall` is the present.
+
+    Raises ApiError 422 when it is neither a number nor a date and time with an offset (RFC 3339), or not to come.
+    """
+    values = request.query.getall(name, [])
+    if not values:
+        return None
+    accepted = f"Unix seconds or a time like 2030-01-31T08:00:00Z, within {most_ahead_s / 86_400:g} days from now"
+    text = values[0]
+    found: float | None = None
+    if len(values) == 1 and len(text) <= 40:
+        if _DECIMAL.match(text):
+            found = float(text)
+        else:
+            with contextlib.suppress(ValueError, OverflowError):
+                stamp = datetime.fromisoformat(text.replace(" ", "+"))  # a plus sign that nobody escaped
+                found = stamp.timestamp() if stamp.tzinfo is not None else None
+    if found is None or not wall < found <= wall + most_ahead_s:
+        raise field_error(name, f"got {text[:40]!r}; accepted: {accepted}", accepted=accepted)
+    return found
+
+
 def actor_of(request: web.Request) -> str:
-    """Return who is asking, for the decision log: x-trimtab-actor, or `api`. Raises ApiError 422."""
+    """Return who is asking, for the decision log: x-trimtab-actor, or `api`. Raises ApiError 422.
+
+    Who holds a token with a name goes under that name, whatever else they say.
+    """
     given = request.headers.get("X-Trimtab-Actor")
+    holder = request.get(HOLDER)
     if given is None:
-        return "admin:api"
+        return f"admin:{holder or 'api'}"
     if not _ACTOR.match(given):
         raise field_error("X-Trimtab-Actor", "accepted: 1 to 64 letters, digits and @ . _ + -")
-    return f"admin:{given}"
+    return f"admin:{given}" if holder is None else f"admin:{holder}+{given}"
 
 
-def require_match(request: web.Request, etag: str) -> None:
+def require_match(
+    request: web.Request, etag: str, message: str = "It was changed by someone else since you read it."
+) -> None:
     """Refuse a change made against a state that is no longer there (RFC 9110, 13.1.1). Raises ApiError 412."""
     wanted = request.headers.get("If-Match")
     if wanted is None or wanted.strip() == "*":
         return
     tags = {tag.strip() for tag in wanted.split(",")}
     if etag not in tags:
-        raise ApiError(412, "The pool was changed by someone else since you read it.", headers={"ETag": etag})
+        raise ApiError(412, message, headers={"ETag": etag})

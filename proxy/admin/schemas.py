@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -20,6 +20,8 @@ __all__ = [
     "FreezeIn",
     "Health",
     "LawIn",
+    "PlanOut",
+    "PlansOut",
     "PoolOut",
     "PoolSummary",
     "PoolsOut",
@@ -219,9 +221,27 @@ class DecisionsOut(_Out):
 
 
 class AuditOut(_Out):
-    """What operators decided, newest first; of earlier runs too where state.path is set."""
+    """What operators decided, newest first; of earlier runs too where state is kept."""
 
     decisions: list[DecisionOut]
+
+
+class PlanOut(_Out):
+    """A change that will be made later."""
+
+    id: int = Field(description="Cancels it.")
+    pool: str = Field(description="The pool.")
+    kind: Literal["slo", "setpoints", "law", "freeze"] = Field(description="What is to change.")
+    body: dict[str, Any] = Field(description="The change, as it was sent.")
+    at: float = Field(description="When, in Unix seconds.")
+    for_s: float | None = Field(description="How long it is to hold; null for good.")
+    actor: str = Field(description="Who planned it, and in whose name it will be made.")
+
+
+class PlansOut(_Out):
+    """The changes to come, the next first."""
+
+    plans: list[PlanOut]
 
 
 class ConfigOut(_Out):

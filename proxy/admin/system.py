@@ -6,7 +6,7 @@ from aiohttp import web
 
 from proxy.admin.base import AUDIT, Group, answer
 from proxy.admin.problem import ApiError
-from proxy.admin.requests import actor_of, integer
+from proxy.admin.requests import actor_of, integer, require_match
 from proxy.admin.schemas import AuditOut, ConfigOut, DecisionOut, Health, Readiness, ReloadOut
 from proxy.config.errors import ConfigError
 from proxy.config.show import as_data
@@ -19,11 +19,16 @@ class SystemApi(Group):
 
     async def get_config(self, request: web.Request) -> web.Response:
         """The configuration in force."""
-        return answer(ConfigOut(generation=self.operator.generation, config=as_data(self.operator.config)))
+        shown = ConfigOut(generation=self.operator.generation, config=as_data(self.operator.config))
+        return answer(shown, headers={"ETag": self._etag()})
+
+    def _etag(self) -> str:
+        return f'"generation-{self.operator.generation}"'
 
     async def reload(self, request: web.Request) -> web.Response:
         """Read the configuration again; a bad one changes nothing."""
         actor = actor_of(request)
+        require_match(request, self._etag(), "The configuration was reloaded since you read it.")
         try:
             done = await self.operator.reload()
         except ConfigError as error:

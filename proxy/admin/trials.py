@@ -12,8 +12,8 @@ from aiohttp import web
 from controller.experiment import Arm
 from controller.loop import PoolController
 from controller.slo import SLO
-from proxy.admin.api import KNOBS, check_bounds
 from proxy.admin.base import Group, answer
+from proxy.admin.changes import KNOBS, check_bounds
 from proxy.admin.operator import Operator, PoolView
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import read_body, require_match
@@ -59,6 +59,7 @@ class TrialsApi(Group):
         """Let another law advise without turning anything."""
         pool = self.pool(request)
         wanted = await read_body(request, ShadowIn)
+        require_match(request, etag(pool))
         self.change(
             request,
             pool,
@@ -98,14 +99,13 @@ class TrialsApi(Group):
 def _settings(pool: PoolView) -> Settings:
     """Return what `pool` runs under."""
     controller = pool.controller
-    own = controller.law_name == pool.config.law
     return Settings(
         asdict(controller.slo),
         controller.setpoints.max_batch_size,
         controller.setpoints.window_ms,
         dict(controller.pins),
         controller.law_name,
-        dict(pool.config.law_options) if own else {},
+        dict(controller.law_options),
     )
 
 

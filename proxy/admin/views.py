@@ -12,9 +12,9 @@ from controller.decision import Decision
 from controller.laws import LAWS
 from controller.slo import SLO
 from proxy.admin.operator import PoolView
-from proxy.admin.schemas import DecisionOut, PoolOut, PoolSummary, SetpointsOut, SloOut, SloPatch
+from proxy.admin.schemas import DecisionOut, PlanOut, PoolOut, PoolSummary, SetpointsOut, SloOut, SloPatch
 
-__all__ = ["etag", "merged_slo", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
+__all__ = ["etag", "merged_slo", "plans_etag", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
 
 
 def pool_summary(pool: PoolView, now: float) -> PoolSummary:
@@ -88,14 +88,24 @@ def show_decision(decision: Decision) -> DecisionOut:
 def etag(pool: PoolView) -> str:
     """Name the state an operator can change: promise, pins and law. What the law does on its own is not part."""
     controller = pool.controller
+    shadow = controller.shadow_name
     state = [
         pool.name,
         asdict(controller.slo),
+        sorted((klass, sorted(asdict(slo).items())) for klass, slo in controller.class_slos.items()),
+        [] if shadow is None else [shadow],
+        sorted(controller.law_options.items()),
         sorted(controller.pins.items()),
         controller.law_name,
         controller.frozen,
         pool.taken_out,
     ]
+    return f'"{hashlib.blake2s(json.dumps(state, default=str).encode(), digest_size=8).hexdigest()}"'
+
+
+def plans_etag(plans: Sequence[PlanOut]) -> str:
+    """Name a list of planned changes."""
+    state = [plan.model_dump(mode="json") for plan in plans]
     return f'"{hashlib.blake2s(json.dumps(state).encode(), digest_size=8).hexdigest()}"'
 
 

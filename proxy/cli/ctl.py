@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from functools import wraps
 from typing import Any, NoReturn, TypeVar
 
@@ -14,7 +15,7 @@ import click
 import yaml
 
 from proxy.cli.client import AdminClient, Refusal, Unreachable
-from proxy.cli.tables import decision_line, pool_text, pools_table, upstreams_table, what_if_text
+from proxy.cli.tables import decision_line, plans_table, pool_text, pools_table, upstreams_table, what_if_text
 
 __all__ = ["command"]
 
@@ -42,8 +43,8 @@ class _Context:
         click.echo(json.dumps(answer, indent=2) if self.as_json else text)
 
     def say_pool(self, answer: Any) -> None:
-        """Print a pool after a change."""
-        self.say(answer, pools_table([answer]))
+        """Print a pool after a change, or the change when it is to come."""
+        self.say(answer, pools_table([answer]) if "setpoints" in answer else plans_table([answer]))
 
 
 def _fail(code: int, error: Exception) -> NoReturn:
@@ -78,7 +79,25 @@ def _seconds(context: click.Context, parameter: click.Parameter, value: str | No
     return float(match[1]) * _UNITS[match[2]]
 
 
-_for_option = click.option("--for", "for_s", callback=_seconds, metavar="DURATION", help="Take it back after this.")
+def _moment(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """Take a time as the API does, and one without an offset as this machine's."""
+    if value is None or re.fullmatch(r"\d+(\.\d+)?", value):
+        return value
+    try:
+        return datetime.fromisoformat(value).astimezone().isoformat()
+    except ValueError:
+        raise click.BadParameter("write Unix seconds or a time: 2030-01-31T08:00, 2030-01-31T08:00:00Z") from None
+
+
+def _timed(function: _F) -> _F:
+    """Let a change be made later, or for a while."""
+    for option in (
+        click.option("--until", callback=_moment, metavar="TIME", help="Take it back then."),
+        click.option("--for", "for_s", callback=_seconds, metavar="DURATION", help="Take it back after this."),
+        click.option("--at", callback=_moment, metavar="TIME", help="Make it then; see `plans`."),
+    ):
+        function = option(function)
+    return function
 
 
 def _pairs(words: Sequence[str]) -> dict[str, Any]:
@@ -139,20 +158,20 @@ def show(context: _Context, watch: float | None) -> None:
 
 @command.command()
 @click.argument("targets", nargs=-1, required=True, metavar="TARGET=MS...")
-@_for_option
+@_timed
 @_talks
-def slo(context: _Context, targets: tuple[str, ...], for_s: float | None) -> None:
+def slo(context: _Context, targets: tuple[str, ...], **times: Any) -> None:
     """Change the promise: ttft_ms=400 e2e_ms=none quantile=0.95."""
-    context.say_pool(context.client.send("PATCH", f"{context.base}/slo", _pairs(targets), for_s=for_s))
+    context.say_pool(context.client.send("PATCH", f"{context.base}/slo", _pairs(targets), **times))
 
 
 @command.command()
 @click.argument("knobs", nargs=-1, required=True, metavar="KNOB=VALUE...")
-@_for_option
+@_timed
 @_talks
-def pin(context: _Context, knobs: tuple[str, ...], for_s: float | None) -> None:
+def pin(context: _Context, knobs: tuple[str, ...], **times: Any) -> None:
     """Hold knobs: max_batch_size=8 window_ms=0."""
-    context.say_pool(context.client.send("PATCH", f"{context.base}/setpoints", _pairs(knobs), for_s=for_s))
+    context.say_pool(context.client.send("PATCH", f"{context.base}/setpoints", _pairs(knobs), **times))
 
 
 @command.command()
@@ -166,12 +185,12 @@ def unpin(context: _Context, knobs: tuple[str, ...]) -> None:
 @command.command()
 @click.argument("name")
 @click.argument("options", nargs=-1, metavar="[OPTION=VALUE...]")
-@_for_option
+@_timed
 @_talks
-def law(context: _Context, name: str, options: tuple[str, ...], for_s: float | None) -> None:
+def law(context: _Context, name: str, options: tuple[str, ...], **times: Any) -> None:
     """Hand the knobs to another law."""
     body = {"law": name, "options": _pairs(options)}
-    context.say_pool(context.client.send("PUT", f"{context.base}/law", body, for_s=for_s))
+    context.say_pool(context.client.send("PUT", f"{context.base}/law", body, **times))
 
 
 @command.command()
@@ -196,11 +215,11 @@ def experiment(context: _Context, law_name: str | None, block: float | None, pai
 
 @command.command()
 @click.option("--off", is_flag=True, help="Let the law go on.")
-@_for_option
+@_timed
 @_talks
-def freeze(context: _Context, off: bool, for_s: float | None) -> None:
+def freeze(context: _Context, off: bool, **times: Any) -> None:
     """Keep the law from turning knobs."""
-    context.say_pool(context.client.send("PUT", f"{context.base}/freeze", {"frozen": not off}, for_s=for_s))
+    context.say_pool(context.client.send("PUT", f"{context.base}/freeze", {"frozen": not off}, **times))
 
 
 @command.command()
@@ -263,6 +282,27 @@ def decisions(context: _Context, limit: int, follow: bool) -> None:
     for name, data in context.client.events(1.0):
         if name == "decision":
             click.echo(json.dumps(data) if context.as_json else decision_line(data))
+
+
+@command.command()
+@click.option("--cancel", "number", type=click.IntRange(1), metavar="NUMBER", help="Forget one.")
+@_talks
+def plans(context: _Context, number: int | None) -> None:
+    """Show the changes to come, in all pools."""
+    if number is None:
+        answer = context.client.get("/admin/v1/plans")
+    else:
+        answer = context.client.send("DELETE", f"/admin/v1/plans/{number}")
+    context.say(answer, plans_table(answer["plans"]))
+
+
+@command.command()
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="At most so many.")
+@_talks
+def audit(context: _Context, limit: int) -> None:
+    """Show what operators decided, in all pools, newest last."""
+    for decision in context.client.get("/admin/v1/audit", limit=limit)["decisions"][::-1]:
+        click.echo(json.dumps(decision) if context.as_json else decision_line(decision))
 
 
 @command.command()

@@ -6,7 +6,15 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["decision_line", "pool_text", "pools_table", "table", "upstreams_table", "what_if_text"]
+__all__ = [
+    "decision_line",
+    "plans_table",
+    "pool_text",
+    "pools_table",
+    "table",
+    "upstreams_table",
+    "what_if_text",
+]
 
 _TARGETS = ("ttft", "tpot", "e2e", "queue")
 
@@ -54,6 +62,23 @@ def pools_table(pools: Sequence[dict[str, Any]]) -> str:
         )
     text = table(("POOL", "PROMISE", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"), rows)
     return text + ("\n* pinned" if any(pool["pins"] for pool in pools) else "")
+
+
+def plans_table(plans: Sequence[dict[str, Any]]) -> str:
+    """Return every change to come on a line."""
+    rows = [
+        (
+            plan["id"],
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(plan["at"])),
+            "for good" if plan["for_s"] is None else f"{plan['for_s']:.0f} s",
+            plan["pool"],
+            plan["kind"],
+            ", ".join(f"{key}={value}" for key, value in plan["body"].items()),
+            plan["actor"],
+        )
+        for plan in plans
+    ]
+    return table(("PLAN", "AT", "FOR", "POOL", "WHAT", "CHANGE", "BY"), rows) if rows else "nothing is planned"
 
 
 def promise(slo: dict[str, Any]) -> str:

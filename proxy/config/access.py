@@ -9,9 +9,20 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from proxy.config.base import NAME_PATTERN, Section
 
-__all__ = ["KeyConfig", "KeyLimitsConfig"]
+__all__ = ["KeyConfig", "KeyLimitsConfig", "hexadecimal"]
 
 _HASH = re.compile(r"^(?:sha256:)?([0-9a-f]{64})$")
+
+
+def hexadecimal(value: Any, what: str) -> str:
+    """Return a SHA-256 as 64 hexadecimal digits. Raises ValueError."""
+    plain = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+    found = _HASH.match(plain.strip().lower())
+    if found is None:
+        raise ValueError(
+            f"must be the SHA-256 of the {what}, 64 hexadecimal digits; `trimtab config hash-key` prints it"
+        )
+    return found[1]
 
 
 class KeyLimitsConfig(Section):
@@ -81,13 +92,7 @@ class KeyConfig(Section):
     @field_validator("hash", mode="before")
     @classmethod
     def _hexadecimal(cls, value: Any) -> Any:
-        plain = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
-        found = _HASH.match(plain.strip().lower())
-        if found is None:
-            raise ValueError(
-                "must be the SHA-256 of the key, 64 hexadecimal digits; `trimtab config hash-key` prints it"
-            )
-        return found[1]
+        return hexadecimal(value, "key")
 
     @model_validator(mode="after")
     def _agreeing(self) -> Self:

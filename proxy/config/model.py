@@ -11,8 +11,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from proxy.config.access import KeyConfig, KeyLimitsConfig
-from proxy.config.base import Section
+from proxy.config.access import KeyConfig, KeyLimitsConfig, hexadecimal
+from proxy.config.base import NAME_PATTERN, Section
 from proxy.config.pool import (
     BatchSizeRange,
     ClassConfig,
@@ -37,6 +37,7 @@ from proxy.config.tls import ListenTlsConfig, UpstreamTlsConfig
 __all__ = [
     "POOL_KEYS",
     "AdminConfig",
+    "AdminTokenConfig",
     "BatchSizeRange",
     "ClassConfig",
     "Config",
@@ -90,6 +91,19 @@ class ListenConfig(Section):
     tls: ListenTlsConfig | None = Field(default=None, description="Serve https; without it, http.")
 
 
+class AdminTokenConfig(Section):
+    """A token of the admin API with a name, known by its hash alone."""
+
+    name: str = Field(pattern=NAME_PATTERN, description="Who holds it; decisions are made in this name.")
+    role: Literal["read", "write"] = Field(default="read", description="read may look, write may change as well.")
+    sha256: SecretStr = Field(description="SHA-256 of the token in hexadecimal; `trimtab config hash-key` prints it.")
+
+    @field_validator("sha256", mode="before")
+    @classmethod
+    def _hexadecimal(cls, value: Any) -> Any:
+        return hexadecimal(value, "token")
+
+
 class AdminConfig(Section):
     """Where operators and Prometheus connect."""
 
@@ -101,12 +115,21 @@ class AdminConfig(Section):
     read_token: SecretStr | None = Field(
         default=None, min_length=16, description="Bearer token that may read but not change."
     )
+    tokens: tuple[AdminTokenConfig, ...] = Field(
+        default=(),
+        max_length=1000,
+        description="Tokens of several people or programs, each with a name.",
+    )
     max_body_bytes: int = Field(default=65_536, ge=1_024, le=16_777_216, description="Largest request body.")
     tls: ListenTlsConfig | None = Field(default=None, description="Serve https; without it, http.")
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
-        if self.token is None and not is_loopback(self.host):
+        names = [token.name for token in self.tokens]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two tokens are called {name!r}")
+        if self.token is None and not self.tokens and not is_loopback(self.host):
             raise ValueError(f"a token is required when host is {self.host}, which other machines can reach")
         if self.read_token is not None and self.token is None:
             raise ValueError("read_token only makes sense beside token")

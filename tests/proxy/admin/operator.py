@@ -9,6 +9,7 @@ from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation
+from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.config.errors import ConfigError
@@ -86,6 +87,9 @@ class FakeOperator:
         self.metrics = Metrics(self.config.pools, process=False)
         self.pools = {pool.name: FakePool(pool, self.clock.now(), mode) for pool in self.config.pools}
         self.expiry = Expiry(self.clock, lambda: self.pools, self.decided)
+        self.agenda = Agenda(
+            self.clock, lambda: self.pools, self.decided, self.expiry, lambda: 1e9 + self.clock.now()
+        )
         self.observations: dict[str, list[Observation]] = {}
         self.audited: list[dict[str, Any]] = []
         self.reasons: list[str] = []

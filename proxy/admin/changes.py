@@ -1,0 +1,70 @@
+"""The changes that may be made now, later, or for a while: what each is made of, and how it is checked and made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from controller.decision import Decision
+from controller.laws import make_law
+from proxy.admin.operator import PoolView
+from proxy.admin.problem import field_error
+from proxy.admin.schemas import FreezeIn, LawIn, SetpointsPatch, SloPatch
+from proxy.admin.views import merged_slo
+from proxy.config.base import Section
+
+__all__ = ["BODIES", "KNOBS", "Change", "Kind", "check", "check_bounds", "steps"]
+
+Kind = Literal["slo", "setpoints", "law", "freeze"]
+Change = Callable[[float, str], Decision]
+"""Makes a change at a time, in somebody's name. Raises ValueError."""
+
+BODIES: dict[Kind, type[Section]] = {"slo": SloPatch, "setpoints": SetpointsPatch, "law": LawIn, "freeze": FreezeIn}
+KNOBS = ("max_batch_size", "window_ms")
+
+
+def check(pool: PoolView, kind: Kind, body: Any) -> None:
+    """Raise ApiError 422 for a change that would be refused."""
+    try:
+        if kind == "slo":
+            merged_slo(pool.controller.slo, body)
+        elif kind == "setpoints":
+            check_bounds(pool, _pins(body)[0])
+        elif kind == "law":
+            own = {key: value for key, value in body.options.items() if key not in ("admission", "late_target")}
+            make_law(body.law, own)
+    except ValueError as error:
+        raise field_error("law" if kind == "law" else "body", str(error)) from None
+
+
+def steps(pool: PoolView, kind: Kind, body: Any) -> Sequence[Change]:
+    """Return what to do, in order. A patch is laid over what is there when the step is made."""
+    controller = pool.controller
+    if kind == "slo":
+        return [lambda now, actor: controller.set_slo(merged_slo(controller.slo, body), now, actor)]
+    if kind == "law":
+        return [lambda now, actor: controller.set_law(body.law, body.options, now, actor)]
+    if kind == "freeze":
+        return [lambda now, actor: controller.freeze(body.frozen, now, actor)]
+    pins, freed = _pins(body)
+    made: list[Change] = []
+    if pins:
+        made.append(lambda now, actor: controller.pin(pins, now, actor))
+    if freed:
+        made.append(lambda now, actor: controller.unpin(freed, now, actor))
+    return made
+
+
+def check_bounds(pool: PoolView, pins: dict[str, float]) -> None:
+    """Raise ApiError 422 for a pin outside the range that the pool's configuration allows."""
+    for name, value in pins.items():
+        allowed = getattr(pool.config.setpoints, name)
+        if not allowed.min <= value <= allowed.max:
+            accepted = f"{allowed.min:g} to {allowed.max:g}, the pool's setpoints.{name}"
+            raise field_error(name, f"got {value:g}; accepted: {accepted}", accepted=accepted)
+
+
+def _pins(body: SetpointsPatch) -> tuple[dict[str, float], list[str]]:
+    given = {name: getattr(body, name) for name in KNOBS if name in body.model_fields_set}
+    pins = {name: float(value) for name, value in given.items() if value is not None}
+    return pins, [name for name, value in given.items() if value is None]
