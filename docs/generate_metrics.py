@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -11,6 +13,7 @@ from backend.engine.stats import EngineStats
 from proxy.config.model import Config
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics
+from proxy.workers.gauges import WorkerGauges
 
 __all__ = ["metrics"]
 
@@ -63,7 +66,12 @@ def metrics() -> str:
     sections = (
         ("Counted by the proxy", "Counters and histograms of the data plane.", counted),
         ("True right now", "Gauges, read from the pools when somebody scrapes.", PoolGauges(tuple, float).collect()),
-        ("The worker", "Names that begin with `vllm:` mean what they mean at vLLM.", worker.registry.collect()),
+        ("Several workers", "Of `trimtab serve --workers N`, see [several workers](workers.md).", _processes()),
+        (
+            "The bundled worker",
+            "Names with `vllm:` mean what they mean at vLLM.",
+            worker.registry.collect(),
+        ),
     )
     parts = [_INTRO, _QUESTIONS]
     for title, text, families in sections:
@@ -74,6 +82,11 @@ def metrics() -> str:
         "the others that Prometheus' own client library brings.\n"
     )
     return "".join(parts)
+
+
+def _processes() -> Iterable[Metric]:
+    leader: Any = SimpleNamespace(members={}, config=SimpleNamespace(workers=1), restarts=0)
+    return WorkerGauges(leader).collect()
 
 
 def _rows(families: Iterable[Metric]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Ask every question of every dashboard of a live Trimtab: `python grafana/check.py` (two minutes; needs prometheus).
 
-Starts the demo, plays a scripted load (`grafana/live.py`), scrapes it with a real Prometheus, runs every panel's
+Starts the product, plays a scripted load (`grafana/live.py`), scrapes it with a real Prometheus, runs every panel's
 queries with their variables filled in, and fails when a panel has no data, a query is refused, or a legend names a
 label that is not there. With `--pictures FOLDER` each dashboard is drawn by Grafana's own libraries and photographed,
 too.
@@ -116,7 +116,7 @@ async def _ask(prometheus: Prometheus, target: dict[str, Any]) -> str:
 async def run(seconds: float, pictures: Path | None, workshop: Path) -> int:
     """Start everything, play the script, ask, and take pictures where wanted; return the exit code."""
     page = None if pictures is None else await built(workshop)
-    async with started() as running, aiohttp.ClientSession() as http:
+    async with aiohttp.ClientSession() as http, started(http) as running:
         sent = await Script(http, running, seconds).run()
         boards = [(path.stem, json.loads(path.read_text())) for path in sorted((HERE / "dashboards").glob("*.json"))]
         taken = []

@@ -27,6 +27,7 @@ PREFIX = "You are a careful assistant. You answer in one short sentence, and you
 ENDS = ("The capital of France is", "Once upon a time", "def fibonacci(n):", "Water boils at")
 CLASSES = ("interactive", "default", "batch")
 EASY, TIGHT = {"tpot_ms": 1500}, {"tpot_ms": 150}
+PROMISES = ("slo.ttft_ms=5000", "slo.e2e_ms=20000", "slo.queue_ms=10000")
 SHIFTS = (
     (0.30, "PATCH", "/admin/v1/pools/default/slo", TIGHT),
     (0.55, "PATCH", "/admin/v1/pools/default/slo", EASY),
@@ -71,28 +72,40 @@ async def process(*command: str) -> AsyncIterator[asyncio.subprocess.Process]:
                 await running.wait()
 
 
-async def until_ready(running: asyncio.subprocess.Process) -> None:
-    """Wait for the demo's last line."""
-    assert running.stdout is not None
-    while b"Ctrl-C stops" not in (line := await running.stdout.readline()):
-        if not line:
-            raise SystemExit("the demo ended before it was ready; try `trimtab up`")
+async def until_ready(http: aiohttp.ClientSession, url: str, running: asyncio.subprocess.Process) -> None:
+    """Wait until `url` answers 200."""
+    while running.returncode is None:
+        with contextlib.suppress(aiohttp.ClientError):
+            async with http.get(url) as answer:
+                if answer.status == 200:
+                    return
+        await asyncio.sleep(0.2)
+    raise SystemExit(f"{url} never answered: the process behind it ended with {running.returncode}")
+
+
+def _commands(port: int, admin: int, worker: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return how to start the bundled worker, and two proxy processes in front of it."""
+    model = (sys.executable, "-m", "backend", "--model", "demo", "--dtype", "float32", "--port", str(worker))
+    upstream = f"upstreams=[{{url: 'http://127.0.0.1:{worker}', profile: trimtab-worker}}]"
+    chosen = (upstream, f"slo.tpot_ms={EASY['tpot_ms']}", *PROMISES, "drain.grace_s=0")
+    proxy = (
+        sys.executable, "-m", "proxy.cli", "serve", "--workers", "2", "--port", str(port), "--admin-port", str(admin),
+        *(word for one in chosen for word in ("--set", one)),
+    )  # fmt: skip
+    return model, proxy
 
 
 @contextlib.asynccontextmanager
-async def started() -> AsyncIterator[Running]:
-    """Start the demo and a Prometheus that scrapes it every second with our rules."""
+async def started(http: aiohttp.ClientSession) -> AsyncIterator[Running]:
+    """Start the product, and a Prometheus that scrapes it every second with our rules."""
     port, admin, worker, server = (free_port() for _ in range(4))
-    demo = (
-        sys.executable, "-m", "proxy.cli", "up", "--port", str(port), "--admin-port", str(admin), "--worker-port",
-        str(worker), "--set", f"slo.tpot_ms={EASY['tpot_ms']}", "--set", "slo.queue_ms=10000", "--set",
-        "drain.grace_s=0",
-    )  # fmt: skip
     config = (HERE / "prometheus.yml").read_text()
     config = config.replace("127.0.0.1:8081", f"127.0.0.1:{admin}").replace("127.0.0.1:8000", f"127.0.0.1:{worker}")
     config = config.replace("scrape_interval: 5s", "scrape_interval: 1s").replace(
         "evaluation_interval: 15s", "evaluation_interval: 5s"
     )
+    model, proxy = _commands(port, admin, worker)
+    urls = Running(*(f"http://127.0.0.1:{number}" for number in (port, admin, server)))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "prometheus.yml"
         file.write_text(config.replace("- rules.yml", f"- {HERE / 'rules.yml'}"))
@@ -100,10 +113,13 @@ async def started() -> AsyncIterator[Running]:
             "prometheus", f"--config.file={file}", f"--storage.tsdb.path={folder}/data",
             f"--web.listen-address=127.0.0.1:{server}",
         )  # fmt: skip
-        async with process(*demo) as running:
-            await until_ready(running)
-            async with process(*scraper):
-                yield Running(*(f"http://127.0.0.1:{number}" for number in (port, admin, server)))
+        async with process(*model) as engine:
+            await until_ready(http, f"http://127.0.0.1:{worker}/health", engine)
+            async with process(*proxy) as front:
+                await until_ready(http, f"{urls.admin}/readyz", front)
+                async with process(*scraper) as reader:
+                    await until_ready(http, f"{urls.prometheus}/-/ready", reader)
+                    yield urls
 
 
 class Script:

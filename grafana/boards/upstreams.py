@@ -131,4 +131,30 @@ def build() -> d.Dashboard:
             width=12,
         )
     )
+    board.with_row(row("Processes, with several workers"))
+    board.with_panel(
+        lines(
+            "Requests by worker",
+            "Requests under way in each process of the proxy.",
+            "none",
+            Q("trimtab_proxy_worker_requests", "{{instance}} worker {{worker}}"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "CPU by worker",
+            "Cores used by each process of the proxy.",
+            "none",
+            Q("rate(trimtab_proxy_worker_cpu_seconds_total[$__rate_interval])", "{{instance}} worker {{worker}}"),
+            at_least=0.1,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Memory by worker",
+            "Resident memory of each process of the proxy.",
+            "bytes",
+            Q("trimtab_proxy_worker_resident_memory_bytes", "{{instance}} worker {{worker}}"),
+        )
+    )
     return board
