@@ -280,7 +280,7 @@ class ClientProtocol(RequestHandler):
         transport = self.transport
         if transport is not None and not transport.is_closing():
             code, fields, body = to_reply(outcome, wire_format("openai"), "-")
-            transport.write(head_bytes(code, b"", lines_of(fields), length=len(body), close=True) + body)
+            transport.write(head_bytes(code, None, lines_of(fields), length=len(body), close=True) + body)
 
     def handle_error(
         self,

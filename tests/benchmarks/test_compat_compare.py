@@ -141,6 +141,10 @@ def test_a_part_of_a_batch_may_differ_in_the_last_digits_and_in_nothing_else() -
     direct = replace(DIRECT, body=b'{"id":"a","v":[0.5]}', headers=HEADERS[:2])
     through = replace(direct, body=b'{"v": [0.50001], "id": "b"}')
     assert compare_merged(ask, direct, through, direct).same
+    named = replace(through, headers=(*through.headers, ("X-Request-Id", "ours")))
+    assert compare_merged(
+        ask, replace(direct, headers=(*direct.headers, ("x-request-id", "theirs"))), named, direct
+    ).same
     assert not compare_merged(ask, direct, replace(through, body=b'{"id":"b","v":[0.6]}'), direct).same
     assert not compare_merged(ask, direct, replace(through, status=502), direct).same
     assert not compare_merged(ask, direct, replace(through, headers=HEADERS[1:2]), direct).same
