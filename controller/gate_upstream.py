@@ -28,6 +28,8 @@ _UNBOUND_TICKS = 5
 _UNKNOWN = (0.0, 0.0)
 _PACE_ONLY = ("tpot",)
 _NEVER = float("inf")
+_NOBODY, _ONE = Choice(0, ()), Choice(1, ())
+"""The usual answers, made once."""
 
 
 class GateUpstream:
@@ -141,10 +143,10 @@ class GateUpstream:
     ) -> Choice:
         free = cap - load.inflight
         if free <= 0 or not jobs:
-            return Choice(0, ())
+            return _NOBODY
         if not shed or not self.model.identified or not load.inflight:
             # To an idle upstream somebody is always sent: nothing else would correct a wrong estimate.
-            return Choice(min(free, len(jobs)), ())
+            return _ONE if len(jobs) == 1 else Choice(min(free, len(jobs)), ())
         dropped: list[int] = []
         taken = 0
         for index, job in enumerate(jobs):
@@ -154,7 +156,7 @@ class GateUpstream:
                 dropped.append(index)
             else:
                 taken += 1
-        return Choice(taken, tuple(dropped))
+        return _ONE if taken == 1 and not dropped else Choice(taken, tuple(dropped))
 
     def _hopeless(self, job: Job, now: float, slo: SLO, together: int) -> bool:
         if slo.ttft_s is not None:

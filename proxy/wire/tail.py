@@ -110,15 +110,11 @@ def last_scalar(data: bytes, name: bytes) -> Any:
 
 def read_usage(data: bytes) -> Usage:
     """Read OpenAI-shaped usage and the finish reason from the end of an answer or from one event."""
-    usage = finish = None
-    if len(data) <= _SMALL:
-        usage, finish = _read_whole(data)
-    if usage is None:
-        usage = last_object(data, b"usage")
-    if finish is None:
-        finish = last_scalar(data, b"finish_reason")
-        if type(finish) is not str:
-            finish = None
+    if len(data) <= _SMALL and (found := _read_whole(data)) is not None:
+        return found
+    usage, finish = last_object(data, b"usage"), last_scalar(data, b"finish_reason")
+    if type(finish) is not str:
+        finish = None
     if usage is None:
         return Usage(None, None, finish)
     return Usage(
@@ -126,18 +122,17 @@ def read_usage(data: bytes) -> Usage:
     )
 
 
-def _read_whole(data: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """Return usage and the last finish reason of an answer that is all there; None for what is not found."""
+def _read_whole(data: bytes) -> Usage | None:
+    """Read an answer that is all there in the usual shape; None for any other, which must be searched."""
     try:
         answer = orjson.loads(data)
-    except orjson.JSONDecodeError:
-        return None, None
-    if type(answer) is not dict:
-        return None, None
-    usage, choices = answer.get("usage"), answer.get("choices")
-    last = choices[-1] if type(choices) is list and choices else None
-    finish = last.get("finish_reason") if type(last) is dict else None
-    return usage if type(usage) is dict else None, finish if type(finish) is str else None
+        usage, finish = answer["usage"], answer["choices"][-1]["finish_reason"]
+        prompt, output = usage["prompt_tokens"], usage["completion_tokens"]
+    except (orjson.JSONDecodeError, KeyError, IndexError, TypeError):
+        return None
+    if type(prompt) is int and type(output) is int and type(finish) is str and prompt >= 0 and output >= 0:
+        return Usage(prompt, output, finish)
+    return None
 
 
 def count(usage: dict[str, Any], *names: str) -> int | None:
