@@ -21,6 +21,7 @@ import argparse
 import csv
 import gzip
 import heapq
+import io
 import json
 import math
 import os
@@ -46,7 +47,9 @@ class Inline:
     """A training that is done when it is started, for runs that repeat exactly."""
 
     def __init__(self, job: Job) -> None:
-        head, raw, lines = unpack(pack(job, lambda: None)[0])
+        file = io.BytesIO()
+        pack(job, file, lambda: None)
+        head, raw, lines = unpack(file.getvalue())
         incumbent = parse_model(lines, names=FEATURES) if lines else None
         out = list(train(raw, head["names"], head["groups"], incumbent, seed=job.seed))
         self._result = parse_model(out, names=FEATURES) if len(out) > 1 else Rejected(out[0])
@@ -224,7 +227,7 @@ def lengths(answers: Sequence[Answer]) -> dict[str, list[float]]:
     return seen
 
 
-def fresh_copy(state: dict[str, Any], clock: Timeline) -> LengthPredictor:
+def fresh_copy(state: Sequence[str], clock: Timeline) -> LengthPredictor:
     """Another predictor that learned the same; what it sees from now on is its own."""
     copy = LengthPredictor(clock=clock, hour=lambda: 12.0, learn=False)
     if not copy.restore(state):
@@ -243,7 +246,7 @@ def alpaca(data: Path, splits: int, *, repeats: bool) -> list[Bar]:
         predictor = new_predictor(clock, rows=10**9, min_rows=len(known), every_s=1e12)
         replay(predictor, clock, known)
         settle(predictor)
-        state = json.loads(json.dumps(predictor.state()))
+        state = list(predictor.state())
         # One copy per model: a held-out prompt must not be known from the other models' answers to it.
         unseen: list[Point] = []
         for model in models:
@@ -278,7 +281,7 @@ def alpaca(data: Path, splits: int, *, repeats: bool) -> list[Bar]:
 
 
 def _seen_elsewhere(
-    state: dict[str, Any],
+    state: Sequence[str],
     clock: Timeline,
     held_out: Sequence[Answer],
     models: Sequence[str],
@@ -289,7 +292,7 @@ def _seen_elsewhere(
     first = random.Random(seed).choice(models)
     once = fresh_copy(state, clock)
     replay(once, clock, [a for a in held_out if a.model == first])
-    state = once.state()
+    state = list(once.state())
     again: list[Point] = []
     for model in models:
         if model != first:
@@ -305,7 +308,7 @@ def _unseen_model(
     predictor = new_predictor(clock, rows=10**9, min_rows=len(others), every_s=1e12)
     replay(predictor, clock, others)
     settle(predictor)
-    copy = fresh_copy(json.loads(json.dumps(predictor.state())), clock)
+    copy = fresh_copy(list(predictor.state()), clock)
     # Prompts no other model has answered, so that only the model's scale is learned from them.
     held = [a for a in held_out if a.model == stranger]
     replay(copy, clock, held[:50])
@@ -363,7 +366,7 @@ def trace(title: str, arrivals: Sequence[Arrival], *, rows: int = 1_000, every_s
 # --- cost and swap ----------------------------------------------------------------------------------------------
 
 
-def cost(data: Path, state: dict[str, Any]) -> list[Bar]:
+def cost(data: Path, state: Sequence[str]) -> list[Bar]:
     """Time predict on a trained predictor, for the data's own prompts and for ones of just under 2,000 characters."""
     clock = Timeline()
     predictor = fresh_copy(state, clock)
@@ -443,7 +446,7 @@ def main() -> int:
     )
     replay(predictor, clock, answers)
     settle(predictor)
-    bars += cost(data, predictor.state())
+    bars += cost(data, list(predictor.state()))
     bars += swap(predictor, jobs[0])
     print()
     return report(bars, options.json)

@@ -17,6 +17,8 @@ from proxy.lifecycle import Lifecycle
 from proxy.metrics import Metrics
 from proxy.plane import DataPlane
 from proxy.pool import Pool
+from proxy.prediction import kept_predictors
+from proxy.predictor_metrics import PredictorMetrics
 from proxy.reload import compare
 from proxy.steering import Steering
 from proxy.tls import renew
@@ -38,6 +40,8 @@ class Proxy(Steering):
         self._reloading = asyncio.Lock()
         self.plane = DataPlane(config, self, clock=self.clock, metrics=self.metrics)
         self.metrics.registry.register(PoolGauges(lambda: self.pools.values(), self.clock.now))
+        self.metrics.registry.register(PredictorMetrics(lambda: self.pools.values()))
+        self.keeper.keep_predictors(lambda: kept_predictors(self.pools.values()))
 
     @property
     def pools(self) -> Mapping[str, Pool]:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from time import monotonic
 
-from controller.predictor.prediction import Prediction
 from policies.base import Job
-from policies.sizes import DEFAULT_OUTPUT_TOKENS
 from proxy.answering import Answering
 from proxy.incoming import Upload
 from proxy.pool import Pool
-from proxy.prediction import Predictor
+from proxy.prediction import usual_work
 from proxy.rules import ClassRules
 from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import Call
 
 __all__ = ["Asking"]
 
@@ -65,14 +62,11 @@ class Asking(Answering):
         prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
         tokens, p50, p90 = float(prompt_tokens), None, None
         if call is not None and call.route.generates:
-            if pool.predictor is not None:
-                prediction = ticket.prediction = self._predict(pool.predictor, call)
-                p50, p90 = prediction.p50, prediction.p90
-                tokens += p50
-            elif max_tokens is not None and max_tokens < DEFAULT_OUTPUT_TOKENS:
-                tokens += max_tokens
+            if pool.lengths is not None:
+                p50, p90, work, ticket.hint = pool.lengths.foresee(ticket, call)
+                tokens += work
             else:
-                tokens += DEFAULT_OUTPUT_TOKENS
+                tokens += usual_work(call)
         visit = self.visit
         if visit is not None:
             visit.admit(tokens, monotonic())
@@ -103,18 +97,6 @@ class Asking(Answering):
         )
         return job, tokens, give_up
 
-    def _predict(self, predictor: Predictor, call: Call) -> Prediction:
-        payload = call.payload
-        return predictor.predict(
-            model=call.model,
-            tenant=self.ticket.tenant,
-            route=call.route.name,
-            text=call.text,
-            prompt_tokens=call.prompt_tokens,
-            max_tokens=call.max_tokens,
-            params=payload if isinstance(payload, dict) else None,
-        )
-
     def _outgoing(self, rules: ClassRules) -> Outgoing:
         """Describe the upstream call."""
         incoming, call = self.incoming, self.call
@@ -124,8 +106,6 @@ class Asking(Answering):
             self.ticket.id.encode("ascii"),
             b"" if call is None else rules.slack_line,
         )
-        if self.ticket.prediction is not None:
-            lines += b"X-Trimtab-Predicted-Tokens: %d\r\n" % self.ticket.prediction.p50
         target = incoming.target.encode("utf-8", "surrogateescape")
         outgoing = Outgoing(
             incoming.method.encode("ascii"),
@@ -134,6 +114,7 @@ class Asking(Answering):
             authorization=fields.get(b"authorization"),
             replayable=True,
         )
+        outgoing.hint = self.ticket.hint
         if call is not None:
             outgoing.body = call.body
             outgoing.is_json = True

@@ -15,6 +15,7 @@ from controller.decision import Decision
 from proxy.admin.operator import PoolView
 from proxy.clock import Clock
 from proxy.config.model import StateConfig
+from proxy.prediction import Lengths
 from proxy.state import capture
 from proxy.store import Store
 from proxy.traffic import Traffic
@@ -25,6 +26,8 @@ _LOG = logging.getLogger("trimtab")
 _IN_MEMORY = 1000
 _PLANS = "/plans"
 """Where the changes to come are kept; no pool can have that name."""
+PREDICTOR_EVERY_S = 300.0
+"""Between two savings of what predictors have learned; also on shutdown."""
 
 
 class Keeper:
@@ -50,6 +53,26 @@ class Keeper:
         self._unwritten: list[dict[str, Any]] = []
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
+        self._predictors: Callable[[], Mapping[str, Lengths]] = dict
+        self._predictors_due = clock.now() + PREDICTOR_EVERY_S
+
+    def keep_predictors(self, predictors: Callable[[], Mapping[str, Lengths]]) -> None:
+        """Show the pools' predictors what they had learned when the file was written, and save them from now on.
+
+        What cannot be read is learned again.
+        """
+        self._predictors = predictors
+        store = self._store
+        if store is None:
+            return
+        for pool, lengths in predictors().items():
+            try:
+                text = store.load_predictor(pool)
+            except OSError as error:
+                _LOG.warning("pool %s: what its predictor had learned cannot be read: %s", pool, error)
+                continue
+            if text is not None and lengths.restore(text.split("\n")):
+                _LOG.info("pool %s goes on predicting lengths from what it had learned", pool)
 
     def saved(self, pool: str) -> Mapping[str, Any] | None:
         """Return, once, what the file had about `pool` at start; None when nothing."""
@@ -87,6 +110,7 @@ class Keeper:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
         self._task = None
+        self._predictors_due = 0.0
         await self.save()
 
     async def save(self) -> None:
@@ -107,6 +131,22 @@ class Keeper:
             except OSError as error:
                 self._unwritten = entries + self._unwritten
                 _LOG.error("state was not saved to %s: %s", store.path, error)
+            if now >= self._predictors_due:
+                self._predictors_due = now + PREDICTOR_EVERY_S
+                await self._save_predictors(store)
+
+    async def _save_predictors(self, store: Store) -> None:
+        """Write down what predictors have learned: megabytes, so seldom, and put together a piece at a time."""
+        for pool, lengths in self._predictors().items():
+            lines = []
+            for line in lengths.state():
+                lines.append(line)
+                if len(lines) % 4 == 0:
+                    await asyncio.sleep(0)
+            try:
+                await asyncio.to_thread(store.save_predictor, pool, "\n".join(lines))
+            except OSError as error:
+                _LOG.error("what the predictor of pool %s has learned was not saved: %s", pool, error)
 
     async def _run(self) -> None:
         while True:

@@ -179,6 +179,8 @@ class DataPlane:
         for wanted in config.pools:
             known, built = self._pools.get(wanted.name), prepared.pools[wanted.name]
             pool = fresh[wanted.name] = built or self._pools[wanted.name]
+            if known is not None and known.lengths is not None:
+                pool.lengths = known.lengths
             if known is not None and pool.controller is known.controller:
                 follow.append((pool, known.config))
             pool.config = wanted
@@ -212,6 +214,8 @@ class DataPlane:
                     endpoint.follow(known_as.get(endpoint.name))
                 pool.expect_upstreams()
         for name, pool in old.items():
+            if name not in fresh and pool.lengths is not None:
+                pool.lengths.close()
             if fresh.get(name) is not pool:
                 task = self._loop.create_task(self._retire(pool))
                 self._retiring.add(task)
@@ -258,6 +262,8 @@ class DataPlane:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
         for pool in self._pools.values():
+            if pool.lengths is not None:
+                pool.lengths.close()
             pool.abort()
         await self.server.stop(patience_s=_CUT_S)
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from controller.decision import Decision
 from controller.load import MAX_RUNNING, Load
 from controller.loop import PoolController
-from controller.observation import Observation, Result
+from controller.observation import Observation
 from policies.registry import create_policy
 from proxy.admission import Admission
 from proxy.affinity import affinity_of
@@ -25,7 +25,7 @@ from proxy.lease import Lease, LeaseBook
 from proxy.merger import Batch, MergeBatcher
 from proxy.merging import MergeRun
 from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
-from proxy.prediction import Predictor, predictor_for
+from proxy.prediction import Lengths, lengths_for
 from proxy.profile import load_profile
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.rules import ClassRules, controller_for
@@ -61,22 +61,22 @@ class Pool:
         controller: PoolController | None = None,
         group: Group | None = None,
         hooks: Hooks | None = None,
-        predictor: Predictor | None = None,
+        lengths: Lengths | None = None,
         share: Share = WHOLE,
     ) -> None:
         now = clock.now()
         self.name = config.name
         self._share = share
+        self._clock = clock
+        self.lengths = lengths
+        """Predicts how long answers will be; None where nothing depends on that."""
         self.config = config
         self.controller = controller or controller_for(config, now)
         self.hooks: Hooks = hooks or NullHooks()
         self._loop = asyncio.get_running_loop()
-        self._clock = clock
         self.tls_files = fingerprint(config)
         """What the files behind its connections held."""
         self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
-        self.predictor = predictor or predictor_for(config.policy)
-        """Guesses output lengths; None where nothing depends on them."""
         self.leases = LeaseBook()
         self.queue = WaitQueue(
             create_policy(config.policy, config.policy_options),
@@ -142,6 +142,7 @@ class Pool:
         self.keepalive_s = config.keepalive.interval_ms / 1000.0 if config.keepalive.enabled else None
         """Silence after which waiting streams get a comment; None for never."""
         self.max_wait_s = config.queue.max_wait_ms / 1000.0
+        self.lengths = lengths_for(config, self._clock.now, self.lengths)
 
     # -- what is going on ----------------------------------------------------------------------------------
 
@@ -174,6 +175,8 @@ class Pool:
         decision = self.controller.tick(now, self.load(now))
         self.gate.held_back = self.merge.held_back = False
         self._leaving.look()
+        if self.lengths is not None:
+            self.lengths.tick()
         if self.controller.setpoints is not before:
             self.knobs_changed()
         return decision
@@ -200,6 +203,7 @@ class Pool:
             "inflight_calls": len(self._running),
             "leases": self.leases.held,
             "draining": self.draining,
+            "predictor": {"mode": "off"} if self.lengths is None else self.lengths.report(),
             "upstreams": self.group.stats(),
         }
 
@@ -290,8 +294,6 @@ class Pool:
         """Forget a request that another pool takes after this one could not: it is observed there."""
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.policy.completed(ticket.job, 0)
-        if ticket.prediction is not None and self.predictor is not None:
-            self.predictor.observe(ticket.prediction, 0, "abort")
         ticket.start_again()
         self.hooks.fell_back(self.name, to, cause)
 
@@ -300,9 +302,8 @@ class Pool:
         obs = ticket.observation(self.name, self._clock.now())
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.policy.completed(ticket.job, obs.output_tokens)
-        if ticket.prediction is not None and self.predictor is not None:
-            reason = ticket.finish_reason if obs.result is Result.OK else "abort"
-            self.predictor.observe(ticket.prediction, obs.output_tokens, reason)
+        if ticket.prediction is not None and self.lengths is not None:
+            self.lengths.finished(ticket, obs)
         if ticket.queued:
             self.controller.observe(obs)
         self.hooks.request_finished(obs, ticket.route, ticket.code)

@@ -11,6 +11,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from proxy.config.base import Section, nearest
+from proxy.config.predictor import Use
 from proxy.wire.registry import route_names, wire_names
 
 __all__ = ["Profile", "ProfileError", "Signals", "load_profile", "parse_profile", "profile_names", "recognise"]
@@ -111,6 +112,10 @@ class Profile(Section):
         default="Authorization",
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
         description="Header that carries an API key: Authorization (as a bearer token), x-api-key or another.",
+    )
+    predictor: tuple[Use, ...] = Field(
+        default=("order", "admit", "route"),
+        description="What predicted lengths are good for; `hint`: it reads x-trimtab-predicted-tokens.",
     )
     keepalive_s: float | None = Field(
         default=None, gt=0.0, description="It closes connections that were idle this long; absent when it does not."

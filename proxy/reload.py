@@ -8,8 +8,8 @@ from proxy.config.model import Config, PoolConfig
 
 __all__ = ["LIVE_POOL_KEYS", "Change", "compare", "keeps_controller", "needs_new_pool"]
 
-LIVE_POOL_KEYS = frozenset({"slo", "law", "law_options", "fallback"})
-"""Keys of a pool that take effect in place, without losing what its controller has learned."""
+LIVE_POOL_KEYS = frozenset({"slo", "law", "law_options", "fallback", "predictor"})
+"""Keys of a pool that take effect in place, without losing what its controller or its predictor has learned."""
 
 _LIVE = frozenset({"pools", "drain", "log", "keys", "forward_keys"})
 """Sections that follow a reload; the others belong to sockets that are open already."""

@@ -13,6 +13,7 @@ __all__ = ["Store", "StoreError"]
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pools (name TEXT PRIMARY KEY, state TEXT NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS predictors (pool TEXT PRIMARY KEY, lines TEXT NOT NULL) STRICT;
 CREATE TABLE IF NOT EXISTS audit (number INTEGER PRIMARY KEY AUTOINCREMENT, entry TEXT NOT NULL) STRICT;
 """
 _KEPT_AUDIT = 100_000
@@ -49,6 +50,21 @@ class Store:
         with self._open() as connection:
             rows = connection.execute("SELECT name, state FROM pools").fetchall()
         return {name: json.loads(state) for name, state in rows}
+
+    def save_predictor(self, pool: str, lines: str) -> None:
+        """Keep what the predictor of `pool` has learned."""
+        with self._open() as connection:
+            connection.executescript(_SCHEMA)
+            connection.execute(
+                "INSERT INTO predictors VALUES (?, ?) ON CONFLICT (pool) DO UPDATE SET lines = excluded.lines",
+                (pool, lines),
+            )
+
+    def load_predictor(self, pool: str) -> str | None:
+        """Return what was kept of the predictor of `pool`; None when nothing was."""
+        with self._open() as connection:
+            row = connection.execute("SELECT lines FROM predictors WHERE pool = ?", (pool,)).fetchone()
+        return None if row is None else str(row[0])
 
     def record(self, entries: list[dict[str, Any]]) -> None:
         """Append to the audit log; the oldest entries go when there are too many."""

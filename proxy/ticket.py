@@ -28,6 +28,7 @@ class Ticket:
         "finish_reason",
         "first_byte",
         "generation",
+        "hint",
         "id",
         "job",
         "klass",
@@ -64,6 +65,8 @@ class Ticket:
         self.batch = 1
         self.generation = 0
         self.prediction: Prediction | None = None
+        self.hint: int | None = None
+        """Output tokens to tell upstreams that take hints."""
         self.finish_reason: str | None = None
         self.prompt_tokens = 0
         self.output_tokens = 0
@@ -79,7 +82,7 @@ class Ticket:
     def start_again(self) -> None:
         """Go back to where no pool had taken it."""
         self.queued = True
-        self.job = self.prediction = self.dispatched = self.affinity = self.tap = None
+        self.job = self.prediction = self.hint = self.dispatched = self.affinity = self.tap = None
         self.batch, self.upstream = 1, ""
 
     def ended(self, result: Result, code: int) -> None:

@@ -6,6 +6,7 @@ import math
 from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 __all__ = ["Calibration", "Outcome", "kendall_tau", "pinball"]
@@ -55,77 +56,127 @@ class Outcome(NamedTuple):
     actual: float
 
 
-class Calibration:
-    """Rolling figures over the newest `window` outcomes, per model and over all. A report is cached until it ages."""
+class _Rolling:
+    """The newest outcomes, and the sums over them that a report is made of."""
 
-    def __init__(self, *, window: int = 500, capacity: int = 64, refresh: int = 25) -> None:
+    __slots__ = ("boosted", "ring", "seen", "sums", "tau", "tau_at")
+
+    def __init__(self, window: int) -> None:
+        self.ring: deque[tuple[Outcome, tuple[float, ...], bool]] = deque(maxlen=window)
+        self.sums = [0.0] * len(_SUMS)
+        self.boosted = 0
+        """Outcomes that the learned model took part in."""
+        self.seen = 0
+        self.tau: float | None = None
+        self.tau_at = 0
+        """How many had been seen when `tau` was computed."""
+
+    def add(self, outcome: Outcome, terms: tuple[float, ...]) -> None:
+        self.seen += 1
+        sums = self.sums
+        if len(self.ring) == self.ring.maxlen:
+            _, old, shadowed = self.ring[0]
+            self.boosted -= shadowed
+            for place, term in enumerate(old):
+                sums[place] -= term
+        shadow = outcome.boosted50 is not None
+        self.boosted += shadow
+        self.ring.append((outcome, terms, shadow))
+        for place, term in enumerate(terms):
+            sums[place] += term
+
+    def rank(self) -> None:
+        """Bring `tau` up to date."""
+        newest = list(islice(reversed(self.ring), _RANKED))
+        self.tau = kendall_tau([o.p50 for o, _, _ in newest], [o.actual for o, _, _ in newest])
+        self.tau_at = self.seen
+
+
+class Calibration:
+    """Rolling figures over the newest `window` outcomes, per model and over all.
+
+    Sums are kept as outcomes come; rank correlation, which takes a sort, is brought up to date by `refresh`, one
+    model a call, so that neither an outcome nor a report ever takes long.
+    """
+
+    def __init__(self, *, window: int = 500, capacity: int = 64, every: int = 25) -> None:
         self._window = window
         self._capacity = capacity
-        self._refresh = refresh
-        self._outcomes: OrderedDict[str, deque[Outcome]] = OrderedDict()
-        self._reports: dict[str, tuple[int, dict[str, Any]]] = {}
-        self._seen: dict[str, int] = {}
+        self._every = every
+        self._rolling: OrderedDict[str, _Rolling] = OrderedDict()
 
     def observe(self, model: str, outcome: Outcome) -> None:
         """Take in one outcome."""
+        terms = _terms(outcome)
         for name in (model, ""):
-            ring = self._outcomes.get(name)
-            if ring is None:
-                ring = self._outcomes[name] = deque(maxlen=self._window)
-                if len(self._outcomes) > self._capacity:
-                    self._drop_oldest()
+            rolling = self._rolling.get(name)
+            if rolling is None:
+                rolling = self._rolling[name] = _Rolling(self._window)
+                if len(self._rolling) > self._capacity:
+                    del self._rolling[next(name for name in self._rolling if name)]
             else:
-                self._outcomes.move_to_end(name)
-            ring.append(outcome)
-            self._seen[name] = self._seen.get(name, 0) + 1
+                self._rolling.move_to_end(name)
+            rolling.add(outcome, terms)
+
+    def refresh(self) -> None:
+        """Bring the rank correlation of the model that needs it most up to date, if any does."""
+        ranked = ((rolling.seen - rolling.tau_at, name == "", name) for name, rolling in self._rolling.items())
+        news, _, name = max(ranked, default=(0, False, ""))
+        if news >= self._every:
+            self._rolling[name].rank()
 
     def models(self) -> list[str]:
         """Return the models with outcomes, least recently seen first."""
-        return [name for name in self._outcomes if name]
+        return [name for name in self._rolling if name]
 
     def report(self, model: str = "") -> dict[str, Any]:
         """Return tau, pinball ratios to the constant, coverage and errors of `model`, "" for all together.
 
-        tau within one model says what ordering gets from the predictor; over all models it also holds the
-        difference between the models. `None` below 20 outcomes.
+        tau, over the newest 250, within one model says what ordering gets from the predictor; over all models it also
+        holds the difference between the models. Everything is None below 20 outcomes, tau until `refresh`.
         """
-        ring = self._outcomes.get(model, ())
-        seen = self._seen.get(model, 0)
-        at, cached = self._reports.get(model, (-self._refresh, {}))
-        if cached and seen - at < self._refresh:
-            return cached
-        report = _report(ring)
-        self._reports[model] = (seen, report)
-        return report
+        rolling = self._rolling.get(model)
+        n = 0 if rolling is None else len(rolling.ring)
+        if rolling is None or n < _FEW:
+            return {"n": n, **dict.fromkeys(_FIGURES)}
+        sums = dict(zip(_SUMS, rolling.sums, strict=True))
+        return {
+            "n": n,
+            "tau": rolling.tau,
+            "pinball50_ratio": _ratio(sums["loss50"], sums["constant50"]),
+            "pinball90_ratio": _ratio(sums["loss90"], sums["constant90"]),
+            "boosted50_ratio": _ratio(sums["boosted"], sums["beside"]) if rolling.boosted >= _FEW else None,
+            "coverage90": sums["covered"] / n,
+            "mae": max(0.0, 2.0 * sums["loss50"] / n),
+            "constant_mae": max(0.0, 2.0 * sums["constant50"] / n),
+            "bias": sums["log"] / n,
+        }
 
-    def _drop_oldest(self) -> None:
-        oldest = next(name for name in self._outcomes if name)
-        for table in (self._outcomes, self._reports, self._seen):
-            table.pop(oldest, None)
+
+_FEW = 20
+_RANKED = 250
+_SUMS = ("loss50", "loss90", "constant50", "constant90", "boosted", "beside", "covered", "log")
+_FIGURES = (
+    "tau", "pinball50_ratio", "pinball90_ratio", "boosted50_ratio", "coverage90", "mae", "constant_mae", "bias"
+)  # fmt: skip
 
 
-def _report(ring: Sequence[Outcome] | deque[Outcome]) -> dict[str, Any]:
-    n = len(ring)
-    empty = dict.fromkeys(
-        ("tau", "pinball50_ratio", "pinball90_ratio", "boosted50_ratio", "coverage90", "mae", "constant_mae", "bias")
+def _terms(o: Outcome) -> tuple[float, ...]:
+    """Return what one outcome adds to each of _SUMS."""
+    constant50 = pinball(o.actual, o.constant50, 0.5)
+    shadow = o.boosted50 is not None
+    return (
+        pinball(o.actual, o.p50, 0.5),
+        pinball(o.actual, o.p90, 0.9),
+        constant50,
+        pinball(o.actual, o.constant90, 0.9),
+        pinball(o.actual, o.boosted50, 0.5) if o.boosted50 is not None else 0.0,
+        constant50 if shadow else 0.0,
+        float(o.actual <= o.p90),
+        math.log((o.actual + 1.0) / (o.p50 + 1.0)),
     )
-    if n < 20:
-        return {"n": n, **empty}
-    shadow = [o for o in ring if o.boosted50 is not None]
-    errors = [abs(o.p50 - o.actual) for o in ring]
-    return {
-        "n": n,
-        "tau": kendall_tau([o.p50 for o in ring], [o.actual for o in ring]),
-        "pinball50_ratio": _ratio(ring, "p50", "constant50", 0.5),
-        "pinball90_ratio": _ratio(ring, "p90", "constant90", 0.9),
-        "boosted50_ratio": _ratio(shadow, "boosted50", "constant50", 0.5) if len(shadow) >= 20 else None,
-        "coverage90": sum(o.actual <= o.p90 for o in ring) / n,
-        "mae": sum(errors) / n,
-        "constant_mae": sum(abs(o.constant50 - o.actual) for o in ring) / n,
-        "bias": sum(math.log((o.actual + 1.0) / (o.p50 + 1.0)) for o in ring) / n,
-    }
 
 
-def _ratio(ring: Sequence[Outcome] | deque[Outcome], name: str, constant: str, q: float) -> float | None:
-    reference = sum(pinball(o.actual, getattr(o, constant), q) for o in ring)
-    return sum(pinball(o.actual, getattr(o, name), q) for o in ring) / reference if reference > 0 else None
+def _ratio(part: float, whole: float) -> float | None:
+    # Sums from which as much was taken as was added are only nearly zero.
+    return max(0.0, part) / whole if whole > 1e-6 else None

@@ -1,10 +1,8 @@
-"""When not to listen to the learned model: it fails, it is late, or it is worse than saying the usual length."""
+"""When not to ask the learned model: it fails, or it is late. Whether to believe it is `ladder`'s to say."""
 
 from __future__ import annotations
 
-from controller.predictor.calibration import pinball
-
-__all__ = ["Breaker", "Contest"]
+__all__ = ["Breaker"]
 
 
 class Breaker:
@@ -49,28 +47,3 @@ class Breaker:
             self._strikes = 0.0
             self._resting = self._rest
             self.trips += 1
-
-
-class Contest:
-    """Exponentially weighted quantile loss of the learned median beside the constant's, for one model.
-
-    The learned median takes part even while it is not listened to, so that it can win its place back.
-    """
-
-    __slots__ = ("_baseline", "_candidate", "_keep", "n")
-
-    def __init__(self, *, keep: float = 0.995) -> None:
-        self._keep = keep
-        self._candidate = self._baseline = 0.0
-        self.n = 0
-
-    def observe(self, candidate: float, baseline: float, actual: float) -> None:
-        """Take in one outcome, all in tokens."""
-        self.n += 1
-        self._candidate = self._keep * self._candidate + pinball(actual, candidate, 0.5)
-        self._baseline = self._keep * self._baseline + pinball(actual, baseline, 0.5)
-
-    @property
-    def lost(self) -> bool:
-        """Whether the learned median is more than 2 % worse, over 200 outcomes or more."""
-        return self.n >= 200 and self._candidate > 1.02 * self._baseline

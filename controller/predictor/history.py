@@ -10,11 +10,26 @@ All lengths are `log1p(tokens)`.
 from __future__ import annotations
 
 import math
+from array import array
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
-__all__ = ["EXACT", "FEATURES", "LEVELS", "RELATIVE_AT", "SCALE_AT", "Blend", "History", "Level", "Track", "localise"]
+__all__ = [
+    "EXACT",
+    "FEATURES",
+    "LEVELS",
+    "RELATIVE_AT",
+    "SCALE_AT",
+    "Blend",
+    "History",
+    "Level",
+    "Said",
+    "Track",
+    "localise",
+    "mix",
+]
 
 RING = 16
 """Newest outcomes kept per key."""
@@ -75,18 +90,22 @@ def localise(features: Sequence[float], log_scale: float) -> list[float]:
 class Track:
     """The newest outcomes of one key."""
 
-    __slots__ = ("_next", "ewma", "n", "ring")
+    __slots__ = ("_centre", "_next", "_top", "ewma", "n", "ring")
 
     def __init__(self) -> None:
         self.n = 0
         self.ewma = 0.0
-        self.ring: list[float] = []
+        self.ring = array("d")
         self._next = 0
+        self._centre: float | None = None
+        """What `centre` returns, and `_top` the ninth decile, until the next outcome."""
+        self._top = 0.0
 
     def add(self, value: float) -> None:
         """Take in one outcome. The mean is exact for the first RING outcomes, then exponentially weighted."""
         self.n += 1
         self.ewma += (value - self.ewma) / min(self.n, RING)
+        self._centre = None
         if len(self.ring) < RING:
             self.ring.append(value)
         else:
@@ -95,25 +114,41 @@ class Track:
 
     def ordered(self) -> list[float]:
         """Return the kept outcomes, oldest first."""
-        return self.ring[self._next :] + self.ring[: self._next]
+        return [*self.ring[self._next :], *self.ring[: self._next]]
 
     def centre(self) -> float:
         """Middle of the outcomes: the mean below four (nothing better is known), then the mid-mean."""
-        size = len(self.ring)
+        if self._centre is None:
+            self._centre = self._sum_up()
+        return self._centre
+
+    def above(self) -> float:
+        """How far the ninth decile of the outcomes lies above their centre."""
+        centre = self.centre()
+        return max(0.0, self._top - centre)
+
+    def _sum_up(self) -> float:
+        ordered = sorted(self.ring)
+        size = len(ordered)
+        place = 0.9 * (size - 1)
+        low = int(place)
+        self._top = ordered[low] + (place - low) * (ordered[min(low + 1, size - 1)] - ordered[low])
         if size < 4:
             return self.ewma
-        ordered = sorted(self.ring)
         cut = size >> 2
         middle = ordered[cut : size - cut]
         return sum(middle) / len(middle)
 
-    def above(self, centre: float) -> float:
-        """How far the ninth decile of the outcomes lies above `centre`."""
-        ordered = sorted(self.ring)
-        place = 0.9 * (len(ordered) - 1)
-        low = int(place)
-        high = min(low + 1, len(ordered) - 1)
-        return max(0.0, ordered[low] + (place - low) * (ordered[high] - ordered[low]) - centre)
+
+class Said(NamedTuple):
+    """What one level says of a request, in log1p(tokens)."""
+
+    level: str
+    centre: float
+    top: float
+    """The ninth decile."""
+    weight: float
+    """How far it pulls the estimate of the levels before it."""
 
 
 class Blend(NamedTuple):
@@ -123,8 +158,18 @@ class Blend(NamedTuple):
     q90: float
     carrier: str
     """The level that carried it; empty when the base estimate did."""
-    said: tuple[tuple[str, float], ...]
-    """What each level that took part said."""
+
+
+def mix(q50: float, q90: float, said: Sequence[Said], only: frozenset[str] | None = None) -> Blend:
+    """Let what the levels said (widest first, those in `only`) pull the base estimate (q50, q90)."""
+    carrier = ""
+    for level, centre, top, weight in said:
+        if only is None or level in only:
+            q50 += weight * (centre - q50)
+            q90 += weight * (top - q90)
+            if weight >= 0.5:
+                carrier = level
+    return Blend(q50, max(q50, q90), carrier)
 
 
 class History:
@@ -163,12 +208,12 @@ class History:
             centre = track.centre() if track else math.nan
             result += (float(min(track.n, RING)) if track else 0.0, centre)
             if name == "group":
-                result.append(track.above(centre) if track else math.nan)
+                result.append(track.above() if track else math.nan)
         return result
 
-    def blend(self, q50: float, q90: float, keys: Sequence[tuple[str, int]], scale: float) -> Blend:
-        """Let the levels in `keys` (widest first) pull the base estimate (q50, q90); `scale` is log1p(tokens)."""
-        carrier, said = "", []
+    def hear(self, keys: Sequence[tuple[str, int]], scale: float) -> list[Said]:
+        """Return what the levels in `keys` (widest first) say; `scale` is log1p(tokens)."""
+        said = []
         for name, key in keys:
             level = self._by_name[name]
             track = self.track(key)
@@ -176,42 +221,52 @@ class History:
                 continue
             centre = track.centre() + (scale if level.relative else 0.0)
             size = len(track.ring)
-            spread = (size * track.above(track.centre()) + 8 * self._spread[name]) / (size + 8)
-            weight = track.n / (track.n + level.k)
-            q50 += weight * (centre - q50)
-            q90 += weight * (centre + spread - q90)
-            said.append((name, centre))
-            if weight >= 0.5:
-                carrier = name
-        return Blend(q50, max(q50, q90), carrier, tuple(said))
+            spread = (size * track.above() + 8 * self._spread[name]) / (size + 8)
+            said.append(Said(name, centre, centre + spread, track.n / (track.n + level.k)))
+        return said
 
-    def observe(
-        self, value: float, keys: Sequence[tuple[str, int]], said: Sequence[tuple[str, float]], scale: float
-    ) -> None:
+    def observe(self, value: float, keys: Sequence[tuple[str, int]], said: Sequence[Said], scale: float) -> None:
         """Take note that a request with `keys` had outcome `value`, of which its levels had `said` this."""
-        for name, centre in said:
+        for name, centre, _, _ in said:
             missed = value - centre > self._spread[name]
             self._spread[name] = min(4.0, max(0.0, self._spread[name] + SPREAD_GAIN * (missed - 0.1)))
         for name, key in keys:
             track = self.track(key)
             if track is None:
                 track = self._tracks[key] = Track()
-                if len(self._tracks) > self._capacity:
+                for _ in range(min(2, len(self._tracks) - self._capacity)):
                     self._tracks.popitem(last=False)
             track.add(value - scale if self._by_name[name].relative else value)
 
-    def state(self, limit: int = 2_000) -> dict[str, Any]:
-        """Return a JSON-ready copy of the `limit` most recently used keys."""
-        newest = list(self._tracks.items())[-limit:]
-        tracks = [[format(key, "x"), track.n, track.ewma, track.ordered()] for key, track in newest]
-        return {"spread": dict(self._spread), "tracks": tracks}
+    def resize(self, capacity: int) -> None:
+        """Keep at most `capacity` keys from now on; the surplus leaves a few at a time."""
+        self._capacity = capacity
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`. Raises ValueError, TypeError or KeyError when it is not one."""
-        spread = {name: float(state["spread"].get(name, value)) for name, value in self._spread.items()}
-        tracks: OrderedDict[int, Track] = OrderedDict()
-        for key, n, ewma, ring in state["tracks"][-self._capacity :]:
-            track = tracks[int(key, 16)] = Track()
+    def pages(self, limit: int = 2_000, size: int = 16) -> Iterator[list[Any]]:
+        """Yield JSON-ready copies of the `limit` most recently used keys, `size` at a time."""
+        newest = list(islice(reversed(self._tracks), limit))[::-1]
+        yield []
+        for start in range(0, len(newest), size):
+            yield [
+                [format(key, "x"), track.n, round(track.ewma, 4), [round(value, 4) for value in track.ordered()]]
+                for key in newest[start : start + size]
+                if (track := self._tracks.get(key)) is not None
+            ]
+
+    def spread(self) -> dict[str, float]:
+        """Return how far the ninth decile lies above what each level says."""
+        return dict(self._spread)
+
+    def restore(self, spread: Mapping[str, Any], tracks: Iterable[Any]) -> None:
+        """Take over what `spread` and `pages` returned. Raises ValueError, TypeError or KeyError otherwise."""
+        widths = {name: float(spread.get(name, value)) for name, value in self._spread.items()}
+        kept: OrderedDict[int, Track] = OrderedDict()
+        for key, n, ewma, ring in tracks:
+            track = kept[int(key, 16)] = Track()
             track.n, track.ewma = int(n), float(ewma)
-            track.ring = [float(value) for value in ring[-RING:]]
-        self._spread, self._tracks = spread, tracks
+            track.ring = array("d", ring[-RING:])
+            if not track.ring or not all(map(math.isfinite, (*track.ring, track.ewma))):
+                raise ValueError(f"a track of {ring}")
+        while len(kept) > self._capacity:
+            kept.popitem(last=False)
+        self._spread, self._tracks = widths, kept

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Any
 
-__all__ = ["HEAD", "TAIL", "any_model_key", "prompt_key", "size_key", "system_prompt", "template_keys"]
+__all__ = ["HEAD", "TAIL", "all_keys", "any_model_key", "prompt_key", "size_key", "system_prompt", "template_keys"]
 
 HEAD, TAIL = 2000, 500
 """Characters looked at, at the start and at the end. Bounds the cost of a prompt of any length."""
@@ -62,6 +62,17 @@ def system_prompt(params: Mapping[str, Any] | None) -> str:
         return content if isinstance(content, str) else ""
     system = params.get("system")
     return system if isinstance(system, str) else ""
+
+
+def all_keys(
+    model: str, route: str, text: str, params: Mapping[str, Any] | None, prompt_tokens: int, prefix_group: object
+) -> list[tuple[str, int]]:
+    """Return (level, key) for every level under which history knows requests like this one, widest first."""
+    group, opening = template_keys(model, route, text, system_prompt(params), prefix_group)
+    keys = [("size", 0 if text else size_key(model, prompt_tokens)), ("opening", opening), ("group", group)]
+    if text:
+        keys += [("elsewhere", any_model_key(text)), ("prompt", prompt_key(model, text))]
+    return [key for key in keys if key[1]]
 
 
 def _digest(model: str, kind: str, seen: str) -> int:

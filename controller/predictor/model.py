@@ -15,7 +15,15 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from controller.predictor.export import Ensemble, EnsembleError, Score, compile_ensemble, tree_from, tree_numbers
+from controller.predictor.export import (
+    Ensemble,
+    EnsembleError,
+    Score,
+    check_tree,
+    compile_ensemble,
+    tree_from,
+    tree_numbers,
+)
 from controller.predictor.scale import PRIOR_P50
 
 __all__ = ["TOLERANCE", "Group", "LengthModel", "Probe", "parse_model", "write_model"]
@@ -125,9 +133,11 @@ def _scale(value: Any) -> float:
 def _read(lines: Sequence[str], features: int, baseline: Any, pause: Callable[[], None]) -> Score:
     trees = []
     for line in lines:
-        trees.append(tree_from(json.loads(line)))
+        tree = tree_from(json.loads(line))
+        check_tree(tree, features)
+        trees.append(tree)
         pause()
-    return compile_ensemble(Ensemble(features, float(baseline), tuple(trees)), pause)
+    return compile_ensemble(Ensemble(features, float(baseline), tuple(trees), sound=True), pause)
 
 
 def _probe(p50: Score, p90: Score, lines: Sequence[str], pause: Callable[[], None]) -> float:

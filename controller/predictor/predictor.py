@@ -6,20 +6,22 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from controller.predictor.calibration import Calibration, Outcome
 from controller.predictor.conformal import Conformal
 from controller.predictor.drift import Watch
 from controller.predictor.features import LEXICAL, REQUEST, lexical, request
-from controller.predictor.guard import Breaker, Contest
-from controller.predictor.history import EXACT, History, localise
+from controller.predictor.guard import Breaker
+from controller.predictor.history import EXACT, History, localise, mix
 from controller.predictor.history import FEATURES as HISTORY
-from controller.predictor.keys import any_model_key, prompt_key, size_key, system_prompt, template_keys
+from controller.predictor.keys import all_keys
+from controller.predictor.ladder import Ladder, Rung, holdout_of
 from controller.predictor.model import LengthModel, parse_model
-from controller.predictor.prediction import Evidence, Prediction, Source
+from controller.predictor.prediction import Evidence, Prediction, Source, Step, cap, capped
 from controller.predictor.scale import PRIOR_P50, PRIOR_P90, Levels, Scale
+from controller.predictor.state import MODEL, StateError, read, write
 from controller.predictor.trainer import Trainer, sklearn_installed
 
 __all__ = ["FEATURES", "LengthPredictor"]
@@ -29,8 +31,6 @@ V = TypeVar("V")
 
 FEATURES: tuple[str, ...] = (*LEXICAL, *REQUEST, *HISTORY)
 """The learned model's inputs, in order."""
-
-STATE_VERSION = 1
 
 WATCHED = 256
 """Models, and (model, route) pairs, that are watched for drift; the least recently used leave."""
@@ -43,6 +43,9 @@ CUT = frozenset({"length", "max_tokens", "model_length", "token_limit", "limit"}
 ABORTED = frozenset({"abort", "aborted", "cancel", "cancelled", "error", "failed", "timeout", "disconnect"})
 """Finish reasons that say nothing about length."""
 
+NEAR = 1.02
+"""A token or 2 % more than the ninth decile is no miss that matters: lengths that never vary sit right on it."""
+
 _CARRIERS = {
     "size": Source.TEMPLATE,
     "opening": Source.TEMPLATE,
@@ -53,12 +56,13 @@ _CARRIERS = {
 
 
 class LengthPredictor:
-    """Predicts output tokens from keyed history, a learned quantile model and the usual length, in that order.
+    """Predicts output tokens from a learned quantile model, keyed history and the usual length, in that order.
 
+    A step is used while its live record is no worse than saying the usual length (`controller.predictor.ladder`).
     All methods are for one thread (the event loop's) and none of them waits. `clock` is monotonic seconds, `hour`
-    the local hour of day, `timer` seconds to measure its own cost with. By default a training process is started
-    when one is due, provided scikit-learn is installed (extra `predictor`); with `learn` off there is only history,
-    and whatever model was restored.
+    the local hour of day, `timer` CPU seconds to measure its own cost with. By default a training process is
+    started when one is due, provided scikit-learn is installed (extra `predictor`); with `learn` off there is only
+    history, and whatever model was restored.
     """
 
     def __init__(
@@ -66,20 +70,24 @@ class LengthPredictor:
         *,
         clock: Callable[[], float] = time.monotonic,
         hour: Callable[[], float] = lambda: time.localtime().tm_hour,
-        timer: Callable[[], float] = time.perf_counter,
+        timer: Callable[[], float] = time.thread_time,
         learn: bool = True,
         trainer: Trainer | None = None,
+        min_samples: int = 50,
+        history_keys: int = 20_000,
     ) -> None:
         self._clock = clock
         self._hour = hour
         self._timer = timer
         self._scale = Scale()
         self._levels = Levels()
-        self._history = History()
-        self._conformal = Conformal()
+        self._history = History(capacity=history_keys)
+        self._history_keys = history_keys
+        self._conformal = {rung: Conformal() for rung in Rung}
         self._calibration = Calibration()
+        self.ladder = Ladder(min_samples=min_samples)
+        """Which step is relied on, and why."""
         self._watch: OrderedDict[tuple[str, str], Watch] = OrderedDict()
-        self._contests: OrderedDict[str, Contest] = OrderedDict()
         self._breaker = Breaker()
         self._model: LengthModel | None = None
         self._trainer = trainer
@@ -90,6 +98,10 @@ class LengthPredictor:
                 log.info("length predictor keeps to history: the extra `predictor` (scikit-learn) is not installed")
         self.failures = 0
         """Predictions and outcomes that raised inside and were answered by a weaker step."""
+        self.sources = dict.fromkeys(Source, 0)
+        """Predictions so far, by what carried them."""
+        self.model_since: float | None = None
+        """When the model in service was taken over; None without one."""
 
     def predict(
         self,
@@ -110,13 +122,17 @@ class LengthPredictor:
         """
         try:
             constants = self._scale.constants(model, tenant)
-            evidence = Evidence(model, tenant, route, max_tokens, self._clock(), constants)
-            self._recall(evidence, text, params, prompt_tokens, prefix_group)
+            log_scale = math.log1p(constants.p50)
+            evidence = Evidence(model, tenant, route, max_tokens, self._clock(), constants, log_scale)
+            evidence.keys = all_keys(model, route, text, params, prompt_tokens, prefix_group)
+            evidence.said = self._history.hear(evidence.keys, log_scale)
             self._boost(evidence, text, params, prompt_tokens)
-            return self._answer(evidence)
+            prediction = self._answer(evidence)
         except Exception as error:
             self._failed("predict", error)
-            return _capped(PRIOR_P50, PRIOR_P90, Source.PRIOR, max_tokens, None)
+            prediction = capped(PRIOR_P50, PRIOR_P90, Source.PRIOR, max_tokens, None, False, False)
+        self.sources[prediction.source] += 1
+        return prediction
 
     def observe(self, prediction: Prediction, output_tokens: int, finish_reason: str | None = None) -> None:
         """Learn from the outcome of `prediction`. Never raises; each prediction counts once.
@@ -140,78 +156,102 @@ class LengthPredictor:
         model = self._trainer.poll(self._clock(), self._job_scales, self._model)
         if model is not None:
             self._model = model
-            self._contests.clear()
+            self.model_since = self._clock()
             self._levels.clear()
-            self._conformal.restart(float(model.report.get("theta", 0.0)))
+            self._conformal[Rung.LEARNED].restart(float(model.report.get("theta", 0.0)))
+            self.ladder.promoted(holdout_of(model.report))
+
+    def refresh(self) -> None:
+        """Once a second or so: bring what takes a while to compute up to date, a little at a time."""
+        self._calibration.refresh()
+
+    def learn_with(self, trainer: Trainer | None) -> None:
+        """Train by `trainer` from now on, or not at all; a model in service stays only in the first case."""
+        self.close()
+        self._trainer = trainer
+        if trainer is None:
+            self._model, self.model_since = None, None
+        elif self._model is not None:
+            trainer.resume(self._model)
+
+    def limit(self, *, min_samples: int, history_keys: int) -> None:
+        """Change how much proof is asked for, and how much history is kept."""
+        self.ladder.min_samples = min_samples
+        self._history_keys = history_keys
+        self._history.resize(history_keys)
 
     def close(self) -> None:
         """Stop a training that is under way."""
         if self._trainer is not None:
             self._trainer.close()
 
-    def calibration(self) -> dict[str, Any]:
-        """Return the live report (tau, pinball ratios, coverage errors; per model and over all) and health."""
-        models = {name: self._calibration.report(name) for name in self._calibration.models()}
+    def calibration(self, models: int = 16) -> dict[str, Any]:
+        """Return the live report (tau, pinball ratios, coverage errors; over all and for the newest models)."""
+        newest = self._calibration.models()[-models:]
         return {
             "all": self._calibration.report(),
-            "models": models,
-            "demoted": [name for name, contest in self._contests.items() if contest.lost],
+            "models": {
+                name: self._calibration.report(name) | {"in_use": self.ladder.in_use(name)} for name in newest
+            },
+            "in_use": self.ladder.in_use(),
+            "steps": self.ladder.report(),
+            "demoted": self.ladder.lost(),
             "coverage_alarms": ["/".join(key) for key, watch in self._watch.items() if watch.coverage.alarm],
             "drifts": sum(watch.drifts for watch in self._watch.values()),
             "failures": self.failures,
             "trips": self._breaker.trips,
             "history_keys": len(self._history),
+            "sources": {source.value: count for source, count in self.sources.items()},
             "model": self._model and {**self._model.report, "parity": self._model.parity},
+            "model_age_s": None if self.model_since is None else self._clock() - self.model_since,
             "trainer": self._trainer and self._trainer.snapshot(),
         }
 
-    def state(self) -> dict[str, Any]:
-        """Return what was learned, JSON-ready: scales, the newest history keys, corrections, the model's numbers."""
-        return {
-            "version": STATE_VERSION,
-            "scale": self._scale.state(),
-            "levels": self._levels.state(),
-            "history": self._history.state(),
-            "conformal": self._conformal.state(),
-            "model": list(self._model.lines) if self._model else None,
-        }
+    def state(self) -> Iterator[str]:
+        """Yield what was learned, line by line: scales, newest history, corrections, standings, the model's numbers.
 
-    def restore(self, state: Mapping[str, Any]) -> bool:
-        """Take over `state`. False, with a warning and nothing changed, when it is not a sound one. Never raises.
+        A line takes well under a millisecond, so whoever asks may do something else between two of them.
+        """
+        return write(self._sections())
+
+    def restore(self, lines: Iterable[str]) -> bool:
+        """Take over what `state` yielded; False, with a warning and nothing changed, when that is not sound.
 
         A stored model is compiled and probed here, which takes some hundred milliseconds: do it before serving.
         """
-        scale, levels, history, conformal = Scale(), Levels(), History(), Conformal()
+        scale, levels, history = Scale(), Levels(), History(capacity=self._history_keys)
+        conformal = {rung: Conformal() for rung in Rung}
+        ladder = Ladder(min_samples=self.ladder.min_samples)
         try:
-            if state["version"] != STATE_VERSION:
-                raise ValueError(f"version {state['version']}, not {STATE_VERSION}")
-            scale.restore(state["scale"])
-            levels.restore(state["levels"])
-            history.restore(state["history"])
-            conformal.restore(state["conformal"])
-            model = parse_model(state["model"], names=FEATURES) if state["model"] else None
+            pages = read(lines)
+            scale.restore(pages["scale"])
+            levels.restore(pages["levels"])
+            history.restore(_only(pages["spread"]), (track for page in pages["tracks"] for track in page))
+            for rung, state in pages["conformal"]:
+                conformal[Rung(rung)].restore(state)
+            ladder.restore(_only(pages["ladder"]))
+            model = parse_model(pages[MODEL], names=FEATURES) if pages[MODEL] else None
         except Exception as error:
             log.warning("stored predictor state is not taken over: %s: %s", type(error).__name__, error)
             return False
         self._scale, self._levels, self._history, self._conformal = scale, levels, history, conformal
+        self.ladder = ladder
         self._model = model
+        if model is not None:
+            self.model_since = self._clock()
+            if self._trainer is not None:
+                self._trainer.resume(model)
         return True
 
-    def _recall(
-        self,
-        evidence: Evidence,
-        text: str,
-        params: Mapping[str, Any] | None,
-        prompt_tokens: int,
-        prefix_group: object,
-    ) -> None:
-        """Fill in the keys under which history knows requests like this one, widest first."""
-        model = evidence.model
-        group, opening = template_keys(model, evidence.route, text, system_prompt(params), prefix_group)
-        keys = [("size", 0 if text else size_key(model, prompt_tokens)), ("opening", opening), ("group", group)]
-        if text:
-            keys += [("elsewhere", any_model_key(text)), ("prompt", prompt_key(model, text))]
-        evidence.keys = [key for key in keys if key[1]]
+    def _sections(self) -> Iterator[tuple[str, Any]]:
+        yield from (("scale", page) for page in self._scale.pages())
+        yield from (("levels", page) for page in self._levels.pages())
+        yield "spread", self._history.spread()
+        yield from (("tracks", page) for page in self._history.pages())
+        yield from (("conformal", [rung.value, conformal.state()]) for rung, conformal in self._conformal.items())
+        yield "ladder", self.ladder.state()
+        if self._model is not None:
+            yield from ((MODEL, line) for line in self._model.lines)
 
     def _boost(self, evidence: Evidence, text: str, params: Mapping[str, Any] | None, prompt_tokens: int) -> None:
         """Fill in the features and what the learned model says of them; nothing, when it fails or is late."""
@@ -242,49 +282,56 @@ class LengthPredictor:
             self._breaker.took(self._timer() - started)
 
     def _answer(self, evidence: Evidence) -> Prediction:
-        """Blend the steps of the ladder, correct the ninth decile, cap."""
-        constants, keys = evidence.constants, evidence.keys
-        boosted = evidence.boosted50 is not None and not self._demoted(evidence.model)
-        if boosted and evidence.boosted50 is not None and evidence.boosted90 is not None:
+        """Let every step of the ladder answer, take the strongest that has proven itself, cap."""
+        constants, said, steps = evidence.constants, evidence.said, []
+        usual = evidence.log_scale, math.log1p(constants.p90)
+        if evidence.boosted50 is not None and evidence.boosted90 is not None:
             # The model has seen the templates' history as features; only exact repeats know better.
-            base = evidence.boosted50, evidence.boosted90
-            keys = [key for key in keys if key[0] in EXACT]
-        else:
-            base = evidence.log_scale, math.log1p(constants.p90)
-        blend = self._history.blend(*base, keys, evidence.log_scale)
-        evidence.blend = blend
-        theta = self._conformal.theta(evidence.model, evidence.route)
-        evidence.p90 = math.expm1(max(blend.q50, blend.q90 + theta))
-        if blend.carrier:
-            source = _CARRIERS[blend.carrier]
-        elif boosted:
+            learned = mix(evidence.boosted50, evidence.boosted90, said, EXACT)
+            steps.append(self._step(Rung.LEARNED, evidence, *learned))
+        if said:
+            steps.append(self._step(Rung.HISTORY, evidence, *mix(*usual, said)))
+        last = self._step(Rung.USUAL, evidence, *usual, "")
+        steps.append(last)
+        evidence.steps = steps
+        model, ladder = evidence.model, self.ladder
+        middle = top = last
+        for step in steps:
+            if step is last or ladder.orders(step.rung, model):
+                middle = step
+                break
+        admits = False
+        for step in steps:
+            if ladder.admits(step.rung, model):
+                top, admits = step, True
+                break
+        evidence.p90 = max(middle.p50, top.p90)
+        if middle.carrier:
+            source = _CARRIERS[middle.carrier]
+        elif middle.rung is Rung.LEARNED:
             source = Source.BOOSTED
         elif constants.n:
             source = Source.TENANT if constants.narrow else Source.MODEL
         else:
             source = Source.PRIOR
-        return _capped(math.expm1(blend.q50), evidence.p90, source, evidence.max_tokens, evidence)
+        orders = middle is not last or constants.n > 0
+        return capped(middle.p50, evidence.p90, source, evidence.max_tokens, evidence, orders, admits)
+
+    def _step(self, rung: Rung, evidence: Evidence, q50: float, q90: float, carrier: str) -> Step:
+        corrected = max(q50, q90 + self._conformal[rung].theta(evidence.model, evidence.route))
+        return Step(rung, q50, math.expm1(q50), math.expm1(corrected), carrier)
 
     def _learn(self, evidence: Evidence, prediction: Prediction, tokens: int, finish_reason: str | None) -> None:
-        model, tenant, route, bound = evidence.model, evidence.tenant, evidence.route, evidence.max_tokens
-        assert evidence.blend is not None
+        model, tenant, bound, constants = evidence.model, evidence.tenant, evidence.max_tokens, evidence.constants
         censored = finish_reason in CUT or (finish_reason is None and bound is not None and 0 < bound <= tokens)
-        constant50, constant90 = _cap(evidence.constants.p50, bound), _cap(evidence.constants.p90, bound)
-        boosted50 = None if evidence.boosted50 is None else _cap(math.expm1(evidence.boosted50), bound)
-        outcome = Outcome(prediction.p50, prediction.p90, constant50, constant90, boosted50, tokens)
-        self._calibration.observe(model, outcome)
-        if boosted50 is not None:
-            _recent(self._contests, model, Contest).observe(boosted50, constant50, tokens)
-        # A cut answer shorter than what was expected carries no news; a longer one is at least that.
-        if not censored or tokens > evidence.p90:
-            self._conformal.observe(model, route, tokens > evidence.p90)
-        value = math.log1p(tokens)
-        if not censored or value >= evidence.blend.q50:
-            self._watch_over(evidence, value - evidence.blend.q50, tokens <= evidence.p90)
-            self._history.observe(value, evidence.keys, evidence.blend.said, evidence.log_scale)
+        self._judge(evidence, prediction, tokens, censored)
+        value, expected = math.log1p(tokens), evidence.steps[0].log50
+        if not censored or value >= expected:
+            self._watch_over(evidence, value - expected, tokens <= evidence.p90)
+            self._history.observe(value, evidence.keys, evidence.said, evidence.log_scale)
         if evidence.uncorrected50 is not None and (not censored or value >= evidence.uncorrected50):
             self._levels.observe(model, tenant, value - evidence.uncorrected50)
-        if not censored or tokens >= evidence.constants.p50:
+        if not censored or tokens >= constants.p50:
             self._scale.observe(model, tenant, tokens)
         if self._trainer is not None and evidence.features is not None:
             self._trainer.observe(
@@ -297,6 +344,26 @@ class LengthPredictor:
                 duration_s=max(0.0, self._clock() - evidence.at),
             )
 
+    def _judge(self, evidence: Evidence, prediction: Prediction, tokens: int, censored: bool) -> None:
+        """Compare what every step answered with the outcome."""
+        model, route, bound, constants = evidence.model, evidence.route, evidence.max_tokens, evidence.constants
+        usual = cap(constants.p50, bound), cap(constants.p90, bound)
+        boosted50 = None
+        for rung, _, p50, p90, _ in evidence.steps:
+            missed = tokens > p90
+            # A cut answer shorter than what was expected carries no news; a longer one is at least that.
+            told = not censored or missed
+            if told:
+                self._conformal[rung].observe(model, route, missed)
+            capped50 = cap(p50, bound)
+            self.ladder.observe(
+                rung, model, capped50, cap(p90, bound), usual, tokens,
+                scale=constants.p50, covered=tokens <= NEAR * p90 + 1.0 if told else None,
+            )  # fmt: skip
+            if rung is Rung.LEARNED:
+                boosted50 = capped50
+        self._calibration.observe(model, Outcome(prediction.p50, prediction.p90, *usual, boosted50, tokens))
+
     def _watch_over(self, evidence: Evidence, residual: float, covered: bool) -> None:
         watch = _recent(self._watch, (evidence.model, evidence.route), Watch)
         watch.coverage.observe(covered)
@@ -305,13 +372,11 @@ class LengthPredictor:
             log.info("output lengths of %s on %s have changed", evidence.model, evidence.route or "all routes")
             self._scale.forget(evidence.model, evidence.tenant)
             self._levels.forget(evidence.model, evidence.tenant)
-            self._conformal.widen(evidence.model, evidence.route)
+            self.ladder.drifted(evidence.model)
+            for conformal in self._conformal.values():
+                conformal.widen(evidence.model, evidence.route)
             if self._trainer is not None:
                 self._trainer.force(evidence.model)
-
-    def _demoted(self, model: str) -> bool:
-        contest = self._contests.get(model)
-        return contest is not None and contest.lost
 
     def _scales(self, model: str, tenant: str) -> tuple[float, float]:
         """Return the learned model's scale for (model, tenant), as trained and as corrected since, in tokens."""
@@ -330,6 +395,12 @@ class LengthPredictor:
             log.warning("%s failed (%d so far): %s: %s", where, self.failures, type(error).__name__, error)
 
 
+def _only(pages: list[Any]) -> Any:
+    if len(pages) != 1:
+        raise StateError(f"{len(pages)} pages where one is due")
+    return pages[0]
+
+
 def _recent(table: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
     """Return `table[key]`, made if missing; the least recently used leaves beyond WATCHED."""
     value = table.get(key)
@@ -340,19 +411,3 @@ def _recent(table: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
     else:
         table.move_to_end(key)
     return value
-
-
-def _cap(tokens: float, max_tokens: int | None) -> float:
-    return tokens if max_tokens is None or max_tokens <= 0 or tokens < max_tokens else float(max_tokens)
-
-
-def _capped(p50: float, p90: float, source: Source, max_tokens: int | None, evidence: Evidence | None) -> Prediction:
-    """Make a prediction of finite numbers with 0 <= p50 <= p90 <= max_tokens, whatever came in."""
-    if not math.isfinite(p50) or p50 < 0:
-        p50, source = PRIOR_P50, Source.PRIOR
-    if not math.isfinite(p90) or p90 < p50:
-        p90 = max(p50, PRIOR_P90)
-    try:
-        return Prediction(_cap(p50, max_tokens), _cap(p90, max_tokens), source, evidence)
-    except TypeError:  # max_tokens that is no number bounds nothing
-        return Prediction(p50, p90, source, evidence)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 __all__ = ["FADED", "Reservoir", "Row", "Stratum"]
@@ -54,8 +54,9 @@ class Reservoir:
         self._size = 0
         self.groups: Counter[tuple[str, str]] = Counter()
         """Rows kept per (model, tenant)."""
+        self._first = 0
         self.seen = 0
-        """Outcomes taken in since the start."""
+        """The number of the next outcome."""
 
     def __len__(self) -> int:
         return self._size
@@ -78,16 +79,26 @@ class Reservoir:
         if self._size > self._capacity:
             self._shrink()
 
-    def snapshot(self) -> list[Stratum]:
-        """Return a copy of everything; copies pointers only, so it is quick enough for the event loop."""
+    def start_at(self, number: int) -> None:
+        """Number outcomes from `number` on, if that is above what they are numbered now."""
+        if number > self.seen:
+            self._first += number - self.seen
+            self.seen = number
+
+    def snapshot(self, models: Collection[str] | None = None) -> list[Stratum]:
+        """Return every stratum of `models`, None for all. Nothing is copied: whoever takes time over a stratum does.
+
+        Rows that come after this have later places in the stream.
+        """
+        span = self.seen - self._first
         return [
             Stratum(
-                list(rows),
-                self.seen / (self.seen - rows[0].seq if key in self._overflowed else self.seen),
+                rows,
+                span / (self.seen - rows[0].seq if key in self._overflowed else span),
                 self._faded.get(key[0], 0),
             )
             for key, rows in self._strata.items()
-            if rows
+            if rows and (models is None or key[0] in models)
         ]
 
     def fade(self, model: str) -> None:

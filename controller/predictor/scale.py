@@ -10,7 +10,8 @@ import math
 from array import array
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any, NamedTuple
 
 __all__ = ["Constants", "Levels", "Scale", "SortedWindow"]
@@ -116,18 +117,22 @@ class Scale:
             if group is not None:
                 self._groups[key] = SortedWindow(self._window, group.values()[-keep:])
 
-    def state(self) -> dict[str, Any]:
-        """Return a JSON-ready copy: the newest KEPT outcomes of the most recently used KEPT groups."""
-        return {"all": self._all.values()[-KEPT:], "groups": _newest(self._groups)}
+    def pages(self) -> Iterator[list[Any]]:
+        """Yield JSON-ready copies of the newest KEPT outcomes over all and of the most recently used KEPT groups."""
+        yield [None, None, _newest(self._all)]
+        yield from _pages(self._groups)
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over `state`. Raises ValueError, TypeError or KeyError when it is not one."""
-        whole = SortedWindow(self._window, map(float, state["all"]))
-        groups = [
-            ((str(model), str(tenant)), SortedWindow(self._window, map(float, values)))
-            for model, tenant, values in state["groups"][-self._capacity :]
-        ]
-        self._all, self._groups = whole, OrderedDict(groups)
+    def restore(self, pages: Iterable[Any]) -> None:
+        """Take over what `pages` returned. Raises ValueError or TypeError when it is not that."""
+        whole = SortedWindow(self._window)
+        groups: OrderedDict[tuple[str, str], SortedWindow] = OrderedDict()
+        for model, tenant, values in pages:
+            window = SortedWindow(self._window, _finite(values))
+            if model is None:
+                whole = window
+            elif window:
+                groups[str(model), str(tenant)] = window
+        self._all, self._groups = whole, groups
 
 
 class Levels:
@@ -178,19 +183,33 @@ class Levels:
         """A new model starts with no residuals."""
         self._groups.clear()
 
-    def state(self) -> list[Any]:
-        """Return a JSON-ready copy: the newest KEPT residuals of the most recently used KEPT groups."""
-        return _newest(self._groups)
+    def pages(self) -> Iterator[list[Any]]:
+        """Yield JSON-ready copies of the newest KEPT residuals of the most recently used KEPT groups."""
+        yield from _pages(self._groups)
 
-    def restore(self, state: Iterable[Any]) -> None:
-        """Take over `state`. Raises ValueError or TypeError when it is not one."""
+    def restore(self, pages: Iterable[Any]) -> None:
+        """Take over what `pages` returned. Raises ValueError or TypeError when it is not that."""
         self._groups = OrderedDict(
-            ((str(m), str(t)), SortedWindow(self._window, map(float, values))) for m, t, values in state
+            ((str(m), str(t)), SortedWindow(self._window, _finite(values))) for m, t, values in pages
         )
 
 
-def _newest(groups: OrderedDict[tuple[str, str], SortedWindow]) -> list[Any]:
-    return [[model, tenant, group.values()[-KEPT:]] for (model, tenant), group in list(groups.items())[-KEPT:]]
+def _pages(groups: OrderedDict[tuple[str, str], SortedWindow]) -> Iterator[list[Any]]:
+    newest = list(islice(reversed(groups.items()), KEPT))[::-1]
+    for (model, tenant), group in newest:
+        yield [model, tenant, _newest(group)]
+
+
+def _newest(group: SortedWindow) -> list[float]:
+    return [round(value, 4) for value in group.values()[-KEPT:]]
+
+
+def _finite(values: Iterable[Any]) -> Iterator[float]:
+    for value in values:
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"a length of {number}")
+        yield number
 
 
 def _window(

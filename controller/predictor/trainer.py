@@ -14,13 +14,15 @@ import os
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol, cast
 
 from controller.predictor.export import EnsembleError
 from controller.predictor.model import Group, LengthModel, parse_model
@@ -32,7 +34,13 @@ __all__ = ["Job", "Rejected", "Running", "Trainer", "TrainingProcess", "pack", "
 
 log = logging.getLogger("trimtab.predictor")
 
-MAX_GROUPS = 128
+HEAD_BYTES = 65_536
+"""Room for the header of a training process's input."""
+
+MAX_COUNTED = 1_000
+"""(model, tenant) pairs that are looked at for that."""
+
+MAX_GROUPS = 48
 """(model, tenant) pairs with a scale of their own in training; more would keep the event loop too long."""
 
 COMMAND = (
@@ -54,6 +62,7 @@ class Job:
     incumbent: LengthModel | None
     limit_s: float
     seed: int
+    memory_bytes: int = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +102,11 @@ class Trainer:
         rows: int = 1_000,
         min_rows: int = 300,
         limit_s: float = 60.0,
+        memory_bytes: int = 1 << 30,
     ) -> None:
         self.names = tuple(names)
         self._launch = launch or TrainingProcess
-        self._every_s = every_s
-        self._rows = rows
-        self._min_rows = min_rows
-        self._limit_s = limit_s
+        self.pace(every_s=every_s, rows=rows, min_rows=min_rows, limit_s=limit_s, memory_bytes=memory_bytes)
         self._started = now
         self._last = now
         self._new = 0
@@ -109,6 +116,14 @@ class Trainer:
         self._forced = False
         self.trainings = 0
         self.last_result = "none yet"
+
+    def pace(self, *, every_s: float, rows: int, min_rows: int, limit_s: float, memory_bytes: int) -> None:
+        """Change how often it trains, on how many outcomes at least, and what one training may cost."""
+        self._every_s = every_s
+        self._rows = rows
+        self._min_rows = min_rows
+        self._limit_s = limit_s
+        self._memory_bytes = memory_bytes
 
     def observe(
         self,
@@ -136,20 +151,26 @@ class Trainer:
         if self._running is not None:
             return self._finish(now)
         if self._due(now):
-            strata = self._reservoir.snapshot()
             rows: Counter[tuple[str, str]] = Counter()
-            for (model, tenant), count in self._reservoir.groups.items():
+            for (model, tenant), count in islice(self._reservoir.groups.items(), MAX_COUNTED):
                 rows[model, ""] += count
                 if tenant:
                     rows[model, tenant] += count
             # Tenants beyond the largest groups are trained on at their model's scale.
             groups = [(*group, *scales(*group), count) for group, count in rows.most_common(MAX_GROUPS)]
+            strata = self._reservoir.snapshot({group[0] for group in groups})
             before = now - self._durations.quantile(0.99)
-            job = Job(self.names, strata, before, groups, incumbent, self._limit_s, self.trainings)
+            job = Job(
+                self.names, strata, before, groups, incumbent, self._limit_s, self.trainings, self._memory_bytes
+            )
             self.trainings += 1
             self._new, self._last, self._forced = 0, now, False
             self._running = self._launch(job)
         return None
+
+    def resume(self, model: LengthModel) -> None:
+        """Go on after `model`, which was trained on outcomes of an earlier run: those to come are all new to it."""
+        self._reservoir.start_at(int(model.report.get("through", -1)) + 1)
 
     def force(self, model: str) -> None:
         """After a drift of `model`: its rows so far count less, and a training is due once there are new ones."""
@@ -232,59 +253,113 @@ class TrainingProcess:
             self.done.set()
 
     def _train(self) -> LengthModel | Rejected:
-        payload, rows = pack(self._job, self._pause)
-        if rows < 50:
-            return Rejected(f"only {rows} rows of requests that had time to finish")
+        with _scratch() as given, _scratch() as out, _scratch() as err:
+            rows = pack(self._job, given, self._pause)
+            if rows < 50:
+                return Rejected(f"only {rows} rows of requests that had time to finish")
+            status = self._wait_for(given, out, err)
+            if status is None:
+                return Rejected(f"training took longer than {self._job.limit_s:g} s")
+            if status:
+                last = _tail(err).strip().splitlines()[-1:] or ["no message"]
+                return Rejected(f"the training process ended with status {status}: {last[0]}")
+            lines = []
+            out.seek(0)
+            for index, line in enumerate(out):
+                lines.append(line.decode("ascii").rstrip("\n"))
+                if index % 32 == 31:
+                    self._pause()
+        if len(lines) == 1:
+            return Rejected(str(json.loads(lines[0]).get("rejected", "no model")))
+        return parse_model(lines, names=self._job.names, pause=self._pause)
+
+    def _wait_for(self, given: BinaryIO, out: BinaryIO, err: BinaryIO) -> int | None:
+        """Run the training process to its end and return its status; None when it took too long."""
         root = str(Path(__file__).resolve().parents[2])
         path = os.pathsep.join([root, os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [root])
+        given.seek(0)
+        self._pause()
         with subprocess.Popen(
             self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stdin=given,
+            stdout=out,
+            stderr=err,
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,  # a Ctrl-C meant for the proxy is the proxy's to handle
         ) as process:
             self._process = process
             if self._cancelled.is_set():
                 process.kill()
-            try:
-                out, err = process.communicate(payload, timeout=self._job.limit_s)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                return Rejected(f"training took longer than {self._job.limit_s:g} s")
-        if process.returncode:
-            last = err.decode("utf-8", "replace").strip().splitlines()[-1:] or ["no message"]
-            return Rejected(f"the training process ended with status {process.returncode}: {last[0]}")
-        lines = out.decode("ascii").splitlines()
-        if len(lines) == 1:
-            return Rejected(str(json.loads(lines[0]).get("rejected", "no model")))
-        return parse_model(lines, names=self._job.names, pause=self._pause)
+            self._pause()
+            until = time.monotonic() + self._job.limit_s
+            while (status := process.poll()) is None:
+                if time.monotonic() >= until:
+                    process.kill()
+                    return None
+                self._cancelled.wait(0.02)
+                self._pause()
+            return status
 
     def _pause(self) -> None:
         time.sleep(0.0005)
 
 
-def pack(job: Job, pause: Callable[[], None]) -> tuple[bytes, int]:
-    """Return the training process's input for `job`, and its number of rows."""
+def pack(job: Job, file: BinaryIO, pause: Callable[[], None]) -> int:
+    """Write the training process's input for `job` to `file`, and return its number of rows.
+
+    The header goes last in time and first in place, since only then the rows are counted.
+    """
     place = {(group[0], group[1]): float(index) for index, group in enumerate(job.groups)}
     extra = struct.Struct(f"<{len(EXTRA_COLUMNS)}d")
-    pieces: list[bytes] = []
+    rows = 0
+    file.write(b" " * HEAD_BYTES)
     for stratum in job.strata:
-        for index, row in enumerate(stratum.rows):
-            if row.at < job.before:
-                group = place.get((row.model, row.tenant), place.get((row.model, "")))
-                if group is None:
-                    continue
-                weight = stratum.weight * (FADED if row.seq < stratum.faded else 1.0)
-                pieces += (row.features, extra.pack(row.tokens, row.censored, row.seq, group, weight))
-            if index % 200 == 199:
-                pause()
+        kept = list(stratum.rows)
         pause()
-    rows = len(pieces) // 2
-    head = {"names": job.names, "groups": job.groups, "rows": rows, "seed": job.seed, "cpu_s": int(job.limit_s) + 1}
-    lines = job.incumbent.lines if job.incumbent else ()
-    return b"".join([json.dumps(head).encode(), b"\n", *pieces, "\n".join(lines).encode("ascii")]), rows
+        for start in range(0, len(kept), 64):
+            pieces: list[bytes] = []
+            for row in kept[start : start + 64]:
+                if row.at < job.before:
+                    group = place.get((row.model, row.tenant), place.get((row.model, "")))
+                    if group is None:
+                        continue
+                    weight = stratum.weight * (FADED if row.seq < stratum.faded else 1.0)
+                    pieces += (row.features, extra.pack(row.tokens, row.censored, row.seq, group, weight))
+            rows += len(pieces) // 2
+            file.writelines(pieces)
+            pause()
+    for index, line in enumerate(job.incumbent.lines if job.incumbent else ()):
+        file.write(line.encode("ascii") + b"\n")
+        if index % 64 == 63:
+            pause()
+    head = {
+        "names": job.names,
+        "groups": job.groups,
+        "rows": rows,
+        "seed": job.seed,
+        "cpu_s": int(job.limit_s) + 1,
+        "memory_bytes": job.memory_bytes,
+    }
+    header = json.dumps(head).encode()
+    if len(header) >= HEAD_BYTES:
+        raise ValueError(f"a header of {len(header)} bytes")
+    file.seek(0)
+    file.write(header.ljust(HEAD_BYTES - 1) + b"\n")
+    file.flush()
+    return rows
+
+
+def _scratch() -> BinaryIO:
+    """Return an empty file that is gone once closed: in memory where the system can, else in the temporary folder."""
+    if hasattr(os, "memfd_create"):
+        return cast(BinaryIO, os.fdopen(os.memfd_create("trimtab-training"), "w+b"))
+    return cast(BinaryIO, tempfile.TemporaryFile())
+
+
+def _tail(file: BinaryIO, size: int = 4096) -> str:
+    """Return the end of `file` as text."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - size))
+    return file.read().decode("utf-8", "replace")
 
 
 def sklearn_installed() -> bool:

@@ -30,7 +30,7 @@ PROBES = 256
 def main(stdin: BinaryIO, stdout: BinaryIO) -> int:
     """Train once. Returns the exit status."""
     head, raw, lines = unpack(stdin.read())
-    _lower(int(head.get("nice", 19)), int(head.get("cpu_s", 60)))
+    _lower(int(head.get("nice", 19)), int(head.get("cpu_s", 60)), int(head.get("memory_bytes", 1 << 30)))
     incumbent = parse_model(lines, names=head["names"]) if lines else None
     for line in train(raw, head["names"], head["groups"], incumbent, seed=int(head["seed"])):
         stdout.write(line.encode("ascii") + b"\n")
@@ -95,19 +95,22 @@ def train(
         yield json.dumps({"rejected": "no whole answer among the newest"})
         return
     new_loss = old_loss = theta = 0.0
+    measured: dict[str, float] = {"judged": float(judged.sum())}
     for q in (0.5, 0.9):
         fresh = np.expm1(fit(old, q).predict(x[judged]))
+        measured[f"loss{100 * q:.0f}"] = loss(fresh, q)
         new_loss += loss(fresh, q)
         if q == 0.9:  # split conformal: what would have made the ninth decile hold on the holdout
             excess = np.log1p(tokens[judged]) - np.log1p(scale[judged] * np.maximum(fresh, 0.0))
             theta = weighted_quantile(excess, weight[judged], q)
-        if incumbent is None:
-            said: Any = weighted_quantile(relative[old & ~cut], weight[old & ~cut], q)
-        else:
+        whole = old & ~cut
+        usual: Any = weighted_quantile(relative[whole], weight[whole], q) if whole.any() else 1.0
+        measured[f"usual{100 * q:.0f}"] = loss(usual, q)
+        if incumbent is not None:
             score = incumbent.p50 if q == 0.5 else incumbent.p90
             answers = [score(row) for row in local(before)[judged].tolist()]
-            said = np.expm1(np.array(answers)) * (before / scale)[judged]
-        old_loss += loss(said, q)
+            usual = np.expm1(np.array(answers)) * (before / scale)[judged]
+        old_loss += loss(usual, q)
     verdict = accept(new_loss, old_loss)
     if not verdict.accepted:
         yield json.dumps({"rejected": verdict.reason})
@@ -132,6 +135,7 @@ def train(
         "theta": theta,
         "loss_before": old_loss,
         "parity": max(gaps),
+        **measured,
     }
     asked: list[Probe] = list(zip(probes.tolist(), *expected, strict=True))
     yield from write_model(names, groups, ensembles[0], ensembles[1], asked, report)
@@ -145,10 +149,12 @@ def _repeats(prompts: Any) -> float:
     return len(some) / len(np.unique(some, axis=0)) if len(some) else 1.0
 
 
-def _lower(nice: int, cpu_s: int) -> None:
+def _lower(nice: int, cpu_s: int, memory_bytes: int) -> None:
     os.nice(nice)
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        # What is written to, not the address space: libraries map far more of that than they use.
+        resource.setrlimit(resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

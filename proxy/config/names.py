@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from controller.laws import LAWS
 from controller.loop import PoolController
+from controller.predictor.trainer import sklearn_installed
 from policies.registry import PolicyError, create_policy, policy_names
 from proxy.config.base import nearest
 from proxy.config.errors import Path
@@ -15,6 +16,11 @@ from proxy.wire.registry import wire_names
 
 __all__ = ["unknown_names"]
 
+_NO_LEARNING = (
+    "got 'learn', which needs numpy and scikit-learn, and they are not installed here; "
+    "accepted without them: auto, off, history; to install them: pip install 'trimtab[predictor]'"
+)
+
 
 def unknown_names(config: Config) -> list[tuple[Path, str]]:
     """Return (path, message) for every name that nothing goes by and every option that its owner refuses."""
@@ -22,6 +28,8 @@ def unknown_names(config: Config) -> list[tuple[Path, str]]:
     for index, pool in enumerate(config.pools):
         for key, message in (*_policy(pool), *_law(pool), *_wire(pool)):
             found.append((("pools", index, key), message))
+        if pool.predictor.mode == "learn" and not sklearn_installed():
+            found.append((("pools", index, "predictor", "mode"), _NO_LEARNING))
         for place, upstream in enumerate(pool.upstreams):
             if upstream.profile not in profile_names():
                 path = ("pools", index, "upstreams", place, "profile")

@@ -9,6 +9,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
 from proxy.config.base import NAME_PATTERN, Section
+from proxy.config.predictor import PredictorConfig
 from proxy.config.upstream import FallbackConfig, RoutingConfig, SignalsConfig, UpstreamConfig
 
 __all__ = [
@@ -267,6 +268,7 @@ class PoolConfig(Section):
         default="priority", pattern=NAME_PATTERN, description="Who goes next: the name of a queue policy."
     )
     policy_options: dict[str, Any] = Field(default={}, description="Options of the policy.")
+    predictor: PredictorConfig = Field(default=PredictorConfig(), description="Predicting how long answers will be.")
     law: str = Field(
         default="deadline", pattern=NAME_PATTERN, description="How the knobs follow the latency: a control law."
     )

@@ -84,6 +84,7 @@ def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
         strips_credentials=upstream.client_credentials == "strip"
         or (upstream.client_credentials == "auto" and own_key is not None),
         health_path=health.path or profile.health.path,
+        hints="hint" in profile.predictor,
         rules=HealthRules(
             eject_after=health.eject_after,
             eject_s=health.eject_ms / 1000.0,

@@ -71,6 +71,7 @@ class Endpoint:
         "failures_in_row",
         "hash_key",
         "health_path",
+        "hints",
         "host_line",
         "inflight",
         "model",
@@ -97,6 +98,7 @@ class Endpoint:
         credential: bytes | None = None,
         strips_credentials: bool = False,
         health_path: str | None = None,
+        hints: bool = False,
         rules: HealthRules | None = None,
         slow_start_s: float = 0.0,
     ) -> None:
@@ -113,6 +115,8 @@ class Endpoint:
         """Whether the caller's own credentials go no further."""
         self.hash_key = blake2b(self.name.encode(), digest_size=32).digest()
         """Stands for it where requests are spread by hashing."""
+        self.hints = hints
+        """Whether it wants to know how long answers will be."""
         self.health_path = health_path
         """Probed with GET; None where only connecting tells."""
         self.host_line = b" HTTP/1.1\r\nHost: %b\r\n" % address.authority

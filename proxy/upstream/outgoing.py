@@ -36,6 +36,7 @@ class Outgoing:
         "body",
         "chunked_upload",
         "expects_continue",
+        "hint",
         "is_json",
         "length",
         "lines",
@@ -76,6 +77,8 @@ class Outgoing:
         self.expects_continue = expects_continue
         self.upgrade: bytes | None = None
         """The protocol to switch to, where the client asked for it."""
+        self.hint: int | None = None
+        """Predicted output tokens, for upstreams that want to know."""
 
     def encode(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
         """Return the head and the body for `endpoint`; the body is empty for an upload."""
@@ -94,6 +97,8 @@ class Outgoing:
             framing = b""
         if self.upgrade is not None:
             framing += b"Connection: Upgrade\r\nUpgrade: %b\r\n" % self.upgrade
+        if self.hint is not None and endpoint.hints:
+            framing += b"X-Trimtab-Predicted-Tokens: %d\r\n" % self.hint
         lines, credential = self.lines, self.authorization
         if endpoint.credential is not None or endpoint.strips_credentials:
             lines, credential = self._with_own_credential(endpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import random
 from collections.abc import Sequence
@@ -30,7 +31,9 @@ class Inline:
     """A training that is done when it is started."""
 
     def __init__(self, job: Job) -> None:
-        head, raw, lines = unpack(pack(job, lambda: None)[0])
+        file = io.BytesIO()
+        pack(job, file, lambda: None)
+        head, raw, lines = unpack(file.getvalue())
         incumbent = parse_model(lines, names=FEATURES) if lines else None
         out = list(train(raw, head["names"], head["groups"], incumbent, seed=job.seed))
         self._result = parse_model(out, names=FEATURES) if len(out) > 1 else Rejected(out[0])

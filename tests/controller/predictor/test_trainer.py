@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 import random
 import sys
@@ -80,7 +81,7 @@ def test_only_requests_old_enough_to_have_finished_are_trained_on() -> None:
     for at in range(100):
         trainer.observe([0.0] * len(FEATURES), 5, censored=False, model="m", tenant="", at=float(at), duration_s=20.0)
     trainer.poll(100.0, lambda model, tenant: (1.0, 1.0), None)
-    assert pack(jobs[0], lambda: None)[1] == 80
+    assert pack(jobs[0], io.BytesIO(), lambda: None) == 80
 
 
 def test_one_training_at_a_time_and_none_after_close() -> None:
@@ -95,7 +96,9 @@ def test_one_training_at_a_time_and_none_after_close() -> None:
 
 @pytest.fixture(scope="module")
 def rows() -> tuple[dict[str, object], bytes]:
-    head, raw, _ = unpack(pack(job_of(600), lambda: None)[0])
+    file = io.BytesIO()
+    pack(job_of(600), file, lambda: None)
+    head, raw, _ = unpack(file.getvalue())
     return head, raw
 
 

@@ -337,3 +337,31 @@ def test_python_objects_are_not_made(tmp_path: Path) -> None:
 
 def test_an_alias_within_itself_is_refused(tmp_path: Path) -> None:
     assert "alias" in complaint(tmp_path, "law_options: &a [*a]\nupstreams: [http://a:1]\n")
+
+
+def test_learning_lengths_without_scikit_learn_is_refused_with_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "upstreams: [http://a:1]\npredictor:\n  mode: learn\n"
+    assert read(tmp_path, text).pools[0].predictor.mode == "learn"
+    monkeypatch.setattr("proxy.config.names.sklearn_installed", lambda: False)
+    found = complaint(tmp_path, text)
+    assert found.startswith("trimtab.yaml:3: predictor.mode: got 'learn', which needs numpy and scikit-learn")
+    assert "pip install 'trimtab[predictor]'" in found
+    assert read(tmp_path, text.replace("learn", "history")).pools[0].predictor.mode == "history"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "min_samples: 3",
+            "trimtab.yaml:3: predictor.min_samples: got 3; accepted: a whole number from 20 to 100000",
+        ),
+        ("uses: [guess]", "predictor.uses[0]: got 'guess'; accepted: order, admit, route or hint"),
+        ("mode: maybe", "predictor.mode: got 'maybe'; accepted: auto, off, history or learn"),
+        ("retrain_s: 1", "predictor.retrain_s: got 1; accepted: a number from 10 to 604800 (seconds)"),
+    ],
+)
+def test_a_predictor_out_of_range_is_told_the_range(tmp_path: Path, line: str, found: str) -> None:
+    assert found in complaint(tmp_path, f"upstreams: [http://a:1]\npredictor:\n  {line}\n")
