@@ -99,7 +99,8 @@ class BatchModel:
                 self._errors[0] = 0.95 * self._errors[0] + plain * plain
                 self._errors[1] = 0.95 * self._errors[1] + error * error
                 self._offset.add(longest, seconds / self.paced.predict(size))
-            self.paced.observe(size, seconds / tokens, now)
+            if self.paced.observe(size, seconds / tokens, now) and self.by_length:
+                self.whole.excuse()
             for length in lengths:
                 self.lengths.add(length)
         self.whole.observe(size, seconds, now)

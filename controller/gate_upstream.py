@@ -106,6 +106,9 @@ class GateUpstream:
         """Predict for a newcomer; None before the eighth request."""
         return forecast_gate(self.model, self._places(cap), job, now, load) if self.model.identified else None
 
+    def admitted(self, job: Job, promises: Promises) -> None:
+        """Need nothing: places are counted."""
+
     def _places(self, cap: int) -> int:
         """Return how many sequences run at once when everything is full: the cap, or what memory holds."""
         return cap if self._fits is None else max(1, min(cap, round(self._fits)))

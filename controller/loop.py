@@ -186,7 +186,10 @@ class PoolController:
             return _UNLIMITED
         forecast = self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
         slo = self._promises.of(job.klass)
-        return self._admission.judge(job, now, load, slo, forecast, self._upstream.last_service_s)
+        verdict = self._admission.judge(job, now, load, slo, forecast, self._upstream.last_service_s)
+        if verdict.admitted:
+            self._upstream.admitted(job, self._promises)
+        return verdict
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
         """Say how many of the ordered `candidates` to send now, and which to shed.
@@ -282,7 +285,8 @@ class PoolController:
                 self._window.add(obs, self._promises.of(obs.klass))
         whose = "the target" if klass is None else f"the target of class {klass}"
         text = f"{actor} {self._retarget or 'restated'} {whose}."
-        decision = self._note(now, actor, "admin.slo", slo_dict(old), slo_dict(slo), text)
+        named = {} if klass is None else {"class": klass}
+        decision = self._note(now, actor, "admin.slo", slo_dict(old) | named, slo_dict(slo) | named, text)
         self._follow_up.watch(
             decision.id, now, self._view(now, Load()).evidence(), self._setpoints.max_batch_size, "movement"
         )
@@ -308,11 +312,12 @@ class PoolController:
 
     def set_law(self, law: str, options: Mapping[str, Any], now: float, actor: str) -> Decision:
         """Hand the knobs to another law; they keep their values. Raises ValueError for a bad name or option."""
-        old = self._law.name
+        old = {"law": self._law.name, "options": self.law_options}
         built = _build_law(law, options)
         self._experiment = None
         self._use(*built)
-        return self._note(now, actor, "admin.law", {"law": old}, {"law": law}, f"{actor} replaced {old} by {law}.")
+        new = {"law": law, "options": self.law_options}
+        return self._note(now, actor, "admin.law", old, new, f"{actor} replaced {old['law']} by {law}.")
 
     def set_shadow(self, law: str | None, options: Mapping[str, Any], now: float, actor: str) -> Decision:
         """Let another law advise without turning anything; None ends it. Its advice is logged as `shadow.<rule>`."""
@@ -375,7 +380,12 @@ class PoolController:
         return {
             "pool": self.pool,
             "mode": self.mode,
-            "law": {"name": self._law.name, "state": self._law.state(), "admission": self._admission_on},
+            "law": {
+                "name": self._law.name,
+                "options": self.law_options,
+                "state": self._law.state(),
+                "admission": self._admission_on,
+            },
             "shadow": None if self._shadow is None else self._shadow.name,
             "experiment": None if self._experiment is None else self._experiment.as_dict(),
             "frozen": self.frozen,
@@ -525,8 +535,4 @@ _BuiltLaw = tuple[Law, bool, float, Mapping[str, Any]]
 
 def _build_law(name: str, options: Mapping[str, Any] | None) -> _BuiltLaw:
     own = dict(options or {})
-    admission = bool(own.pop("admission", True))
-    late_target = float(own.pop("late_target", 0.01))
-    if not 0.0 < late_target < 0.5:
-        raise ValueError(f"late_target lies in (0, 0.5), not {late_target}")
-    return make_law(name, own), admission, late_target, dict(options or {})
+    return make_law(name, own), bool(own.get("admission", True)), float(own.get("late_target", 0.01)), own

@@ -13,7 +13,7 @@ from controller.former import first_come, form_batch, form_mixed
 from controller.load import Load
 from controller.observation import Observation
 from controller.promises import Promises
-from controller.upstream import job_deadlines
+from controller.upstream import job_deadline, job_deadlines
 from controller.verdict import Choice
 from policies.base import Job
 
@@ -51,6 +51,9 @@ class MergeUpstream:
         self._last_done: dict[str, float] = {}
         self._same_size = 0
         self._alike = 0
+        self._forming = False
+        self._waiting: list[float] = []
+        """When those are due who wait, as far as known: those left by the last choice, and who came since."""
 
     @property
     def last_service_s(self) -> float:
@@ -89,13 +92,56 @@ class MergeUpstream:
         """Predict for a newcomer; None before the third call."""
         if self.model.samples < 3:
             return None
-        return forecast_merge(self.model, cap, now, load, self._servers(now, load))
+        servers = self._servers(now, load)
+        if self._forming and self.model.by_length and len(self._waiting) == load.queued < cap:
+            # Where calls differ in length, who came early in a long one is often too late for the next.
+            wait = backlog_s(self.model, now, load, servers)
+            done = wait + self.model.quantile_s(self._company(now + wait))
+            return Forecast(wait, done, done)
+        return forecast_merge(self.model, cap, now, load, servers)
+
+    def _company(self, start: float) -> int:
+        """Return how large a newcomer's batch would be at `start`: with those who would still make it in it.
+
+        Those who would not are shed by then, and must not keep out whoever comes in their stead.
+        """
+        size = len(self._waiting) + 1
+        while size > 1:
+            finish = start + self.model.quantile_s(size)
+            alive = 1 + sum([deadline >= finish for deadline in self._waiting])
+            if alive >= size:
+                break
+            size = alive
+        return size
+
+    def admitted(self, job: Job, promises: Promises) -> None:
+        """Take note of somebody who waits from now on."""
+        self._waiting.append(job_deadline(job, promises.of(job.klass).e2e_s))
 
     def choose(
         self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, form: bool, shed: bool
     ) -> Choice:
         """Form the next batch; the size is in items, the choice in jobs."""
         deadlines, mixed = job_deadlines(jobs, promises)
+        self._forming = form
+        choice = self._whole(jobs, deadlines, cap, now, load, promises, form=form, shed=shed, mixed=mixed)
+        gone = {*choice.shed, *choice.sent(len(jobs))}
+        self._waiting = [deadline for index, deadline in enumerate(deadlines) if index not in gone]
+        return choice
+
+    def _whole(
+        self,
+        jobs: Sequence[Job],
+        deadlines: Sequence[float],
+        cap: int,
+        now: float,
+        load: Load,
+        promises: Promises,
+        *,
+        form: bool,
+        shed: bool,
+        mixed: bool,
+    ) -> Choice:
         # Sizes are in items; most requests are one.
         if all(job.items == 1 for job in jobs):
             return self._form(deadlines, cap, now, load, promises, form=form, shed=shed, mixed=mixed)

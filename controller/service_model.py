@@ -8,6 +8,7 @@ better lately.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from math import exp, log
 from typing import Any, Protocol
 
@@ -17,6 +18,8 @@ from controller.shift import ShiftDetector
 __all__ = ["Expert", "LinearExpert", "ServiceModel", "ShapeLevelExpert"]
 
 _FLOOR_S = 1e-6
+_EXCUSED = 5
+"""So many calls before a shift was noticed, and after it, were made under a wrong level."""
 
 
 def _prior_slope(mean_load: float, mean_seconds: float) -> float:
@@ -135,6 +138,8 @@ class ShapeLevelExpert:
         self._bin_n = [0.0] * bins
         self._bin_mean = [0.0] * bins
         self._last_error = 0.0
+        self.shifted = False
+        """Whether the last call was taken for one at another level."""
 
     @property
     def level(self) -> float:
@@ -177,8 +182,11 @@ class ShapeLevelExpert:
         self.residuals.add(exp(error))
         self._level += gain * max(-1.0, min(1.0, error))
         last, self._last_error = self._last_error, error
-        if last * error > 0.0 and len(self.residuals) >= 10 and min(abs(last), abs(error)) > 3.0 * sd:
+        self.shifted = last * error > 0.0 and len(self.residuals) >= 10 and min(abs(last), abs(error)) > 3.0 * sd
+        if self.shifted:
             self._level += 0.25 * (last + error)
+            # They were measured against the level before, and would be taken for a tail of the present one.
+            self.residuals.drop_newest(2)
         self._speed = exp(self._level)
 
     def _straight(self, load: float) -> float:
@@ -251,6 +259,9 @@ class ServiceModel:
         self._shift = ShiftDetector()
         self._cache: dict[float, float] = {}
         self._cached_ratio: float | None = None
+        self._settled_at = 0
+        """How many calls there must be before lateness counts again."""
+        self._thetas: deque[float] = deque([theta], maxlen=_EXCUSED)
         self.last_seconds: float | None = None
         self.last_sample_at: float | None = None
 
@@ -270,11 +281,13 @@ class ServiceModel:
         fast = self.samples < 8 or self._errors[0] < 0.6 * self._errors[1]
         self.expert = self._fast if fast else self._shaped
 
-    def observe(self, load: float, seconds: float, now: float | None = None) -> None:
-        """Learn from one upstream call of `load` that took `seconds`."""
+    def observe(self, load: float, seconds: float, now: float | None = None) -> bool:
+        """Learn from one upstream call of `load` that took `seconds`. Says whether the level has shifted."""
+        moved = shifted = False
         seconds = max(_FLOOR_S, seconds)
         fast, shaped = self._fast.predict(load), self._shaped.predict(load)
         if self.samples >= 3 and self._judge(log(seconds / fast), log(seconds / shaped)):
+            moved = True
             fast, shaped = self._fast.predict(load), self._shaped.predict(load)
         self._fast.observe(load, seconds, fast)
         self._shaped.observe(load, seconds, shaped)
@@ -283,7 +296,18 @@ class ServiceModel:
             self._follow()
         self.last_seconds = seconds
         self.last_sample_at = now
+        if moved or (self.expert is self._shaped and self._shaped.shifted):
+            self.excuse()
+            shifted = True
+        self._thetas.append(self.theta)
         self._forget_cached()
+        return shifted
+
+    def excuse(self) -> None:
+        """Take back what the calls around a shift do to the quantile: the level was wrong, not the quantile."""
+        self.theta = min(self.theta, self._thetas[0])
+        self._settled_at = self.samples + _EXCUSED
+        self._cached_ratio = None
 
     def _judge(self, fast: float, shaped: float) -> bool:
         """Score both experts by their log errors.
@@ -311,6 +335,8 @@ class ServiceModel:
 
     def late(self, share: float, weight: float = 1.0) -> None:
         """Correct the quantile by the share of late requests in a call; `weight` is its part of a whole call."""
+        if self.samples < self._settled_at and share > self.late_target:
+            return
         self.theta = min(0.99, max(0.5, self.theta + 0.06 * weight * (share - self.late_target)))
         self._cached_ratio = None
 

@@ -30,6 +30,10 @@ class Upstream(Protocol):
         """Predict for a newcomer; None while nothing is known."""
         ...
 
+    def admitted(self, job: Job, promises: Promises) -> None:
+        """Take note of somebody who waits from now on."""
+        ...
+
     def choose(
         self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, form: bool, shed: bool
     ) -> Choice:

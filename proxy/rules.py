@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypeVar
+from collections.abc import Callable
+from functools import partial
+from typing import Literal, TypeVar, cast
 
+from controller.journal import JournaledController
 from controller.loop import PoolController
 from controller.setpoints import Setpoints
 from proxy.config.model import ClassConfig, PoolConfig
@@ -15,13 +18,24 @@ __all__ = ["ClassRules", "controller_for"]
 _C = TypeVar("_C", bound=PoolController)
 
 
-def controller_for(config: PoolConfig, now: float, kind: type[_C] = PoolController) -> _C:  # type: ignore[assignment]
-    """Make the controller that `config` asks for."""
+def controller_for(
+    config: PoolConfig,
+    now: float,
+    kind: type[_C] = PoolController,  # type: ignore[assignment]
+    journal: Callable[[str], object] | None = None,
+) -> _C:
+    """Make the controller that `config` asks for.
+
+    With a `journal`, one that writes down what it is told; that is for pools that are steered by this process alone.
+    """
     mode, bounds, setpoints = _mode(config), config.to_bounds(), config.to_setpoints()
     if mode == "gate" and "initial" not in config.setpoints.window_ms.model_fields_set:
         # Those who batch by themselves gain nothing from somebody who waits beside a free place.
         setpoints = Setpoints(setpoints.max_batch_size, bounds.min_window_ms)
-    return kind(
+    make: Callable[..., _C] = kind
+    if journal is not None and kind is PoolController:
+        make = cast("Callable[..., _C]", partial(JournaledController, write=journal))
+    return make(
         config.name,
         slo=config.to_slo(),
         setpoints=setpoints,

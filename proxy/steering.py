@@ -18,6 +18,7 @@ from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
 from proxy.clock import Clock
 from proxy.config.model import Config, PoolConfig
+from proxy.journal import JournalFile
 from proxy.keeper import Keeper
 from proxy.metrics import Metrics
 from proxy.rules import controller_for
@@ -39,6 +40,7 @@ class Steering(ABC):
         self.metrics = metrics
         self.generation = 1
         self.traffic = Traffic(metrics)
+        self._journal = JournalFile(config.log) if config.log.journal else None
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
         self.expiry = Expiry(clock, lambda: self.pools, self.decided)
         self.agenda = Agenda(clock, lambda: self.pools, self.decided, self.expiry)
@@ -74,13 +76,18 @@ class Steering(ABC):
         """Save for the last time and stop answering."""
         await self.keeper.stop()
         self.agenda.stop()
+        if self._journal is not None:
+            self._journal.close()
         self.expiry.stop()
         await self.admin.stop()
 
     def resumed(self, config: PoolConfig, kind: type[_C] = PoolController) -> _C:  # type: ignore[assignment]
         """Return a controller that goes on where the last run's stopped, if that was kept."""
         saved, now = self.keeper.saved(config.name), self.clock.now()
-        controller = controller_for(restored_config(config, saved), now, kind)
+        journal = None if self._journal is None else self._journal.write
+        if journal is not None and kind is not PoolController:
+            _LOG.warning("log.journal is kept by a single process only; pool %s is led for several", config.name)
+        controller = controller_for(restored_config(config, saved), now, kind, journal)
         shown = restore(config, controller, saved, now, time.time())
         if shown:
             _LOG.info("pool %s goes on where it stopped, with %d requests to learn from", config.name, shown)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from benchmarks.bars import report
 from benchmarks.control.engine import fairness_bars, gate_bars, ordering_bars
+from benchmarks.control.live import live_bars
 from benchmarks.control.merge import (
     AGAINST_PUBLISHED,
     LAWS,
@@ -25,11 +27,13 @@ from benchmarks.control.merge import (
     measure_all,
     recovery_bars,
 )
+from benchmarks.control.mixed import mixed_bars
 from benchmarks.control.overhead import overhead_bars
 from controller.simulator.arrivals import read_trace
 from controller.simulator.run import GRID
 from controller.simulator.scenarios import Scenario, design_scenarios, fresh_scenarios, replay
 
+PARTS = ("design", "fresh", "recovery", "gate", "ordering", "overhead", "mixed", "live")
 QUICK = ("steady 70 % @ 6 s", "overload @ 6 s", "bursts @ 6 s", "bursts @ 2.5 s")
 QUICK_VARIANTS = ("bursts @ 6 s, knee", "overload @ 6 s, random lengths")
 QUICK_FRESH = ("sawtooth @ 5 s", "slow spikes 2x @ 5 s, random lengths")
@@ -44,10 +48,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--laws", default=",".join(LAWS), help="laws to play beside the oracle")
     parser.add_argument("--sizes", help="batch sizes the oracle is searched over")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--only", help="comma-separated parts: design, fresh, recovery, gate, ordering, overhead")
+    parser.add_argument("--only", help=f"comma-separated parts: {', '.join(PARTS)}")
+    parser.add_argument("--cells", metavar="REGEX", help="only the scenarios whose label has this in it")
     parser.add_argument("--json", metavar="FILE")
     options = parser.parse_args(argv)
-    parts = set((options.only or "design,fresh,recovery,gate,ordering,overhead").split(","))
+    parts = set(options.only.split(",") if options.only else PARTS)
     data = Path(options.data) if options.data else None
     started = time.monotonic()
     bars = []
@@ -63,6 +68,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             tuple(range(options.seeds)), sizes=sizes, laws=tuple(options.laws.split(",")), jobs=options.jobs
         )
         fresh += _replays(data, horizon)
+    if options.cells:
+        design = [cell for cell in design if re.search(options.cells, cell.label)]
+        fresh = [cell for cell in fresh if re.search(options.cells, cell.label)]
     if "overhead" in parts:
         bars += overhead_bars(500 if options.quick else 2000)
     if "design" in parts:
@@ -81,6 +89,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "ordering" in parts:
         bars += ordering_bars(480.0 if options.quick else 1500.0, effort.seeds)
         bars += fairness_bars(60.0 if options.quick else 300.0)
+    if "mixed" in parts:
+        bars += mixed_bars(300.0 if options.quick else 900.0, effort.seeds)
+    if "live" in parts:
+        bars += live_bars(120.0 if options.quick else 300.0, effort.seeds[:1])
     print(f"took {time.monotonic() - started:.0f} s")
     return report(bars, options.json)
 

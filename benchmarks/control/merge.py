@@ -142,7 +142,7 @@ def design_bars(cells: Sequence[Cell], published: Sequence[tuple[str, float]] = 
     plain = [cell for cell in cells if "knee" not in cell.label]
     knees = [cell for cell in cells if "knee" in cell.label]
     bars = [
-        Bar.above("deadline / static oracle, worst cell", min(cell.ratio() for cell in plain), 0.98),
+        Bar.above("deadline / static oracle, worst cell", min((c.ratio() for c in plain), default=1.0), 0.98),
         Bar.above("deadline / static oracle, mean of cells", fmean(cell.ratio() for cell in cells), 1.015),
         Bar.below(
             "late among admitted over what is allowed, worst cell",

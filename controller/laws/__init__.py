@@ -1,6 +1,7 @@
 """Control laws: one small pure class each, behind one interface."""
 
 from controller.laws.base import Advice, Law, View
-from controller.laws.registry import LAWS, make_law
+from controller.laws.options import Option
+from controller.laws.registry import LAWS, law_options, make_law
 
-__all__ = ["LAWS", "Advice", "Law", "View", "make_law"]
+__all__ = ["LAWS", "Advice", "Law", "Option", "View", "law_options", "make_law"]

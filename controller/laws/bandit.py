@@ -6,6 +6,7 @@ import math
 from typing import Any, ClassVar
 
 from controller.laws.base import Advice, View
+from controller.laws.options import Option
 from controller.laws.slow_loop import SlowLoop
 from controller.samples import Sample
 from controller.stats import SPRT
@@ -26,6 +27,11 @@ class BanditLaw:
     name: ClassVar[str] = "bandit"
     forms_batches: ClassVar[bool] = True
     e2e_share: ClassVar[float | None] = 0.9
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("epoch_s", 20.0, "For how long an arm is held.", 0.0, 3600.0, open_low=True),
+        Option("reach", 0.12, "How far the arms lie from the model's choice.", 0.0, 0.5, open_low=True),
+        Option("discount", 0.9, "What an epoch's reward still counts an epoch later.", 0.0, 1.0, open_low=True),
+    )
 
     def __init__(self, *, epoch_s: float = 20.0, reach: float = 0.12, discount: float = 0.9) -> None:
         if not epoch_s > 0.0 or not 0.0 < reach <= 0.5 or not 0.0 < discount <= 1.0:

@@ -80,6 +80,7 @@ class Advice:
 class Law(Protocol):
     """A control law: pure, told everything, asked once a tick.
 
+    A class may declare `options`, a tuple of `controller.laws.options.Option`; what it is told is checked then.
     The caller brings the advice into bounds, honours pins, and keeps only samples of the generation in force in
     `View.samples`.
     """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from controller.laws.base import Advice, View
+from controller.laws.options import Option
 from controller.samples import Sample
 
 __all__ = ["FixedLaw"]
@@ -16,6 +17,7 @@ class FixedLaw:
     name: ClassVar[str] = "fixed"
     forms_batches: ClassVar[bool] = False
     e2e_share: ClassVar[float | None] = None
+    options: ClassVar[tuple[Option, ...]] = ()
 
     def observe(self, sample: Sample) -> None:
         """Ignore `sample`."""

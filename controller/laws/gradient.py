@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from controller.laws.base import Advice, View
+from controller.laws.options import Option
 from controller.laws.slow_loop import SlowLoop
-from controller.laws.window_loop import WindowLoop
+from controller.laws.window_loop import OBJECTIVES, WindowLoop
 from controller.samples import Sample
 
 __all__ = ["GradientLaw"]
@@ -26,6 +27,11 @@ class GradientLaw:
     name: ClassVar[str] = "gradient"
     forms_batches: ClassVar[bool] = False
     e2e_share: ClassVar[float | None] = None
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("tolerance", 1.5, "How much longer than usual service may take before the limit falls.", 1.0, 10.0),
+        Option("queue", 4.0, "What is added each second while service is as usual.", 0.0, 1000.0),
+        Option("objective", "goodput", "What the window is for; efficiency stretches it.", choices=OBJECTIVES),
+    )
 
     def __init__(self, *, tolerance: float = 1.5, queue: float = 4.0, objective: str = "goodput") -> None:
         if not tolerance >= 1.0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,26 +12,44 @@ from controller.laws.base import Law
 from controller.laws.deadline import DeadlineLaw
 from controller.laws.fixed import FixedLaw
 from controller.laws.gradient import GradientLaw
+from controller.laws.options import SHARED, Option, check_options
 from controller.laws.step import StepLaw
 
-__all__ = ["LAWS", "make_law"]
+__all__ = ["LAWS", "law_options", "make_law"]
 
-LAWS: Mapping[str, Callable[..., Law]] = {
-    "fixed": FixedLaw,
-    "step": StepLaw,
-    "aimd": AimdLaw,
-    "gradient": GradientLaw,
-    "deadline": DeadlineLaw,
-    "bandit": BanditLaw,
-}
+_SHARED = frozenset(option.name for option in SHARED)
+
+_CLASSES = (FixedLaw, StepLaw, AimdLaw, GradientLaw, DeadlineLaw, BanditLaw)
+LAWS: Mapping[str, Callable[..., Law]] = {law.name: law for law in _CLASSES}
+
+
+def law_options(name: str) -> tuple[Option, ...]:
+    """Return what the law called `name` can be told, the options that all laws share included.
+
+    A law that came from elsewhere and declares no `options` has those of its constructor, with any value. Raises
+    KeyError for an unknown name.
+    """
+    factory = LAWS[name]
+    own: tuple[Option, ...] | None = getattr(factory, "options", None)
+    if own is None:
+        own = tuple(
+            Option(parameter.name, parameter.default, "")
+            for parameter in inspect.signature(factory).parameters.values()
+            if isinstance(parameter.default, bool | int | float | str)
+        )
+    return (*own, *SHARED)
 
 
 def make_law(name: str, options: Mapping[str, Any] | None = None) -> Law:
-    """Build the law called `name`. Raises ValueError for an unknown name, option or value."""
+    """Build the law called `name`; what all laws share is checked and left to the caller.
+
+    Raises ValueError for an unknown name, option or value.
+    """
     factory = LAWS.get(name)
     if factory is None:
         raise ValueError(f"unknown law {name!r}; known are {', '.join(sorted(LAWS))}")
+    given = check_options(name, law_options(name), options or {})
     try:
-        return factory(**dict(options or {}))
-    except TypeError as error:
+        return factory(**{key: value for key, value in given.items() if key not in _SHARED})
+    except (TypeError, ValueError) as error:
         raise ValueError(f"law {name!r}: {error}") from error

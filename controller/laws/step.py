@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any, ClassVar
 
 from controller.laws.base import Advice, View
+from controller.laws.options import Option
 from controller.samples import Sample
 
 __all__ = ["StepLaw"]
@@ -23,6 +24,12 @@ class StepLaw:
     name: ClassVar[str] = "step"
     forms_batches: ClassVar[bool] = False
     e2e_share: ClassVar[float | None] = None
+    options: ClassVar[tuple[Option, ...]] = (
+        Option("step", 2, "By how much the batch size moves.", 1, 1024),
+        Option("high", 1.2, "Times the target above which it falls; above low.", 0.0, 100.0, open_low=True),
+        Option("low", 0.7, "Times the target below which it grows.", 0.0, 100.0, open_low=True),
+        Option("period_s", 5.0, "Seconds between two looks.", 0.0, 3600.0, open_low=True),
+    )
 
     def __init__(self, *, step: int = 2, high: float = 1.2, low: float = 0.7, period_s: float = 5.0) -> None:
         if step < 1 or not 0.0 < low < high or not period_s > 0.0:

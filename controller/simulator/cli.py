@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import gzip
+import json
 import random
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from controller.journal import JournalError, replay
 from controller.laws import LAWS, make_law
 from controller.loop import PoolController
 from controller.simulator import report
@@ -31,6 +34,7 @@ from controller.slo import SLO
 __all__ = ["main"]
 
 _BARE = "/no-admission"
+_SHOWN = 10
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.replay:
+        return _replay(Path(options.replay))
     slo = SLO(
         e2e_s=_seconds(options.slo_e2e_ms),
         ttft_s=_seconds(options.slo_ttft_ms),
@@ -171,6 +177,21 @@ def _requests(options: argparse.Namespace) -> list[Request]:
     )
 
 
+def _replay(path: Path) -> int:
+    """Ask fresh controllers what a journal's were asked; print whether they answer alike. 1 when one does not."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as lines:
+        try:
+            found = replay(lines)
+        except JournalError as error:
+            raise ValueError(f"{path}: {error}") from error
+    for name, pool in found.items():
+        asked = ", ".join(f"{count} {call}" for call, count in sorted(pool.calls.items()))
+        print(f"pool {name}: {asked}; {len(pool.decisions)} decisions; {len(pool.different)} answers differ")
+        for number, call, then, now in pool.different[:_SHOWN]:
+            print(f"  line {number}, {call}: {json.dumps(then)} then, {json.dumps(now)} now")
+    return 1 if any(pool.different for pool in found.values()) else 0
+
+
 def _seconds(milliseconds: float | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000.0
 
@@ -182,6 +203,9 @@ def _parser() -> argparse.ArgumentParser:
     source = parser.add_argument_group("traffic")
     source.add_argument("--trace", metavar="FILE", help="recorded arrivals: CSV or JSON lines, gzipped or not")
     source.add_argument("--from-log", metavar="FILE", help="the proxy's own access log in JSON lines")
+    source.add_argument(
+        "--replay", metavar="FILE", help="a journal of live controllers (log.journal): ask them the same again"
+    )
     source.add_argument("--speed", type=float, default=1.0, help="replay so many times as fast")
     source.add_argument("--rate", type=float, help="requests a second on average (a trace is sped up to it)")
     source.add_argument("--arrivals", choices=("poisson", "gamma", "mmpp"), default="poisson")

@@ -13,7 +13,7 @@ from proxy.admin.operator import PoolView
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import actor_of, integer, moment, read_body, require_match, seconds
 from proxy.admin.schemas import DecisionsOut, DrainIn, PlanOut, PlansOut, PoolsOut, RollbackIn
-from proxy.admin.views import etag, plans_etag, pool_summary, restored_slo, show_decision
+from proxy.admin.views import etag, laws, plans_etag, pool_summary, restored_slo, show_decision
 
 __all__ = ["MAX_DECISIONS", "PoolsApi"]
 
@@ -37,6 +37,10 @@ class PoolsApi(Group):
     async def patch_slo(self, request: web.Request) -> web.Response:
         """Change targets of the promise."""
         return await self._change(request, "slo", "body")
+
+    async def list_laws(self, request: web.Request) -> web.Response:
+        """Every law and what it can be told."""
+        return answer(laws())
 
     async def patch_setpoints(self, request: web.Request) -> web.Response:
         """Pin knobs, or give them back with null."""

@@ -20,6 +20,9 @@ __all__ = [
     "FreezeIn",
     "Health",
     "LawIn",
+    "LawOut",
+    "LawsOut",
+    "OptionOut",
     "PlanOut",
     "PlansOut",
     "PoolOut",
@@ -171,6 +174,33 @@ class PoolsOut(_Out):
     """Every pool."""
 
     pools: list[PoolSummary]
+
+
+class OptionOut(_Out):
+    """One option of a law."""
+
+    name: str = Field(description="Its name.")
+    kind: str = Field(description="boolean, integer, number or choice.")
+    default: bool | int | float | str = Field(description="Its value when it is left out.")
+    accepted: str = Field(description="What is accepted, in words.")
+    low: float | None = Field(description="Least value; null where there is none.")
+    high: float | None = Field(description="Greatest value.")
+    choices: list[str] = Field(description="The values of a choice.")
+    text: str = Field(description="What it does.")
+
+
+class LawOut(_Out):
+    """A law and what it can be told."""
+
+    name: str = Field(description="Its name.")
+    text: str = Field(description="What it does.")
+    options: list[OptionOut] = Field(description="Its options.")
+
+
+class LawsOut(_Out):
+    """Every law there is."""
+
+    laws: list[LawOut]
 
 
 class FiguresOut(_Out):

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from controller.decision import Decision
-from controller.laws import LAWS
+from controller.laws import LAWS, law_options
 from controller.slo import SLO
 from proxy.admin.operator import PoolView
-from proxy.admin.schemas import DecisionOut, PlanOut, PoolOut, PoolSummary, SetpointsOut, SloOut, SloPatch
+from proxy.admin.schemas import (
+    DecisionOut,
+    LawOut,
+    LawsOut,
+    OptionOut,
+    PlanOut,
+    PoolOut,
+    PoolSummary,
+    SetpointsOut,
+    SloOut,
+    SloPatch,
+)
 
-__all__ = ["etag", "merged_slo", "plans_etag", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
+__all__ = ["etag", "laws", "merged_slo", "plans_etag", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
 
 
 def pool_summary(pool: PoolView, now: float) -> PoolSummary:
@@ -78,6 +90,20 @@ def restored_slo(shown: Mapping[str, Any]) -> SLO:
     """Return the promise that a decision's `old` or `new` describes, in milliseconds."""
     targets = {f"{name}_s": _seconds(shown.get(f"{name}_ms")) for name in ("ttft", "tpot", "e2e", "queue")}
     return SLO(**targets, quantile=shown["quantile"])
+
+
+def laws() -> LawsOut:
+    """Return every law and what it can be told."""
+    return LawsOut(
+        laws=[
+            LawOut(
+                name=name,
+                text=(inspect.getdoc(LAWS[name]) or "").partition("\n\n")[0].replace("\n", " "),
+                options=[OptionOut(**option.as_dict()) for option in law_options(name)],
+            )
+            for name in sorted(LAWS)
+        ]
+    )
 
 
 def show_decision(decision: Decision) -> DecisionOut:

@@ -171,6 +171,12 @@ class LogConfig(Section):
         default="auto", description="auto: text on a terminal, else JSON."
     )
     access: bool = Field(default=False, description="One line per request, without what it carried.")
+    journal: str | None = Field(
+        default=None,
+        min_length=1,
+        description="File for everything the controllers are told and answer, for `trimtab simulate --replay FILE`.",
+    )
+    journal_max_mb: int = Field(default=256, ge=1, le=1_048_576, description="Nothing more is written beyond this.")
     access_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="Share of requests logged; failures always.")
 
 

@@ -87,3 +87,17 @@ def test_predictions_stay_finite_and_positive_whatever_was_seen(samples: list[tu
     for size in (1, 7, 64, 256):
         assert 0.0 < model.predict(size) < 1e9
         assert 0.0 < model.quantile_s(size) < 1e10
+
+
+def test_lateness_before_a_shift_does_not_widen_the_quantile_for_good() -> None:
+    model = ServiceModel()
+    for index in range(60):
+        model.observe(8.0, 1.0 + 0.02 * (index % 5))
+        model.late(0.0)
+    before = model.theta
+    for index in range(12):
+        seconds = 1.8 + 0.02 * (index % 5)
+        model.late(float(seconds > model.quantile_s(8.0)))
+        model.observe(8.0, seconds)
+    assert model.theta <= before + 0.05
+    assert model.predict(8.0) == pytest.approx(1.84, rel=0.1)

@@ -63,3 +63,27 @@ def test_a_batch_is_counted_in_items_and_chosen_in_whole_jobs() -> None:
     assert [waiting[index].items for index in choice.sent(4)] == [3, 3, 1]
     alone = upstream.choose([job(41.0, items=20)], 8, 41.5, Load(queued=20), PROMISED, form=True, shed=True)
     assert alone.take == 1
+
+
+def test_who_will_be_shed_does_not_keep_out_who_comes_in_their_stead() -> None:
+    """Answers of 20 or 200 tokens: a call of four takes about two seconds, and no time is lost on the hopeless."""
+    upstream = MergeUpstream(0.01)
+    now = 0.0
+    for index in range(120):
+        lengths = [20, 200 if index % 2 else 60, 30, 25]
+        now += 0.01 * max(lengths)
+        for tokens in lengths:
+            upstream.observe(observation(0.01 * max(lengths), done=now, batch=4, tokens=tokens), ())
+    assert upstream.model.by_length
+    promised = Promises(SLO(e2e_s=4.0))
+    upstream.choose([], 16, now, Load(), promises=promised, form=True, shed=True)
+    stale = [job(now - 2.5) for _ in range(6)]
+    running = Load(queued=6, inflight=4, inflight_calls=1, running=(now - 0.2,), running_batches=(4,))
+    newcomer = job(now)
+    unaware = upstream.forecast(newcomer, 16, now, running)
+    for one in stale:
+        upstream.admitted(one, promised)
+    aware = upstream.forecast(newcomer, 16, now, running)
+    assert unaware is not None
+    assert aware is not None
+    assert aware.done_s < unaware.done_s

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.laws import LAWS, Law, make_law
+from controller.laws import LAWS, Law, law_options, make_law
+from controller.laws.options import SHARED
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Result
@@ -185,3 +188,32 @@ def test_an_unknown_law_or_option_is_named() -> None:
         make_law("aimd", {"speed": 3})
     with pytest.raises(ValueError, match="back_off"):
         make_law("aimd", {"back_off": 1.5})
+
+
+@pytest.mark.parametrize("law", sorted(LAWS))
+def test_every_option_is_described_and_its_default_is_the_laws_own(law: str) -> None:
+    declared = {option.name: option.default for option in law_options(law) if option not in SHARED}
+    signature = inspect.signature(LAWS[law]).parameters
+    assert declared == {name: parameter.default for name, parameter in signature.items()}
+    for option in law_options(law):
+        assert option.takes(option.default), option.name
+        assert option.text.endswith(".")
+        make_law(law, {option.name: option.default})
+
+
+@pytest.mark.parametrize(
+    ("law", "options", "message"),
+    [
+        ("aimd", {"back_of": 0.9}, r"no option 'back_of'. Did you mean 'back_off'\? Options: back_off, headroom"),
+        ("aimd", {"back_off": 0.2}, "back_off must be a number at least 0.5 and below 1, not 0.2"),
+        ("deadline", {"objective": "fast"}, "objective must be one of goodput, efficiency, not 'fast'"),
+        ("deadline", {"least": 2.5}, "least must be a whole number at least 2 and at most 512, not 2.5"),
+        ("deadline", {"admission": "no"}, "admission must be true or false, not 'no'"),
+        ("fixed", {"late_target": 0.5}, "late_target must be a number above 0 and below 0.5, not 0.5"),
+        ("step", {"low": 1.5}, "0 < low < high"),
+        ("gradient", {"queue": float("nan")}, "queue must be a number at least 0 and at most 1000"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_what_would_be_right(law: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_law(law, options)

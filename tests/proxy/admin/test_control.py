@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient
 
+from controller.laws import LAWS
 from controller.slo import SLO
 from tests.proxy.admin.operator import FakeOperator
 from tests.proxy.admin.test_api import CHAT, ok, problem
@@ -149,3 +150,18 @@ async def test_draining_an_unknown_upstream_names_the_known_ones(api: TestClient
     assert said["errors"][0]["field"] == "upstream"
     assert "http://127.0.0.1:8000" in said["detail"]
     await problem(api, "PUT", f"{CHAT}/drain", 422, json={"upstream": "http://who"})
+
+
+async def test_every_law_says_what_it_can_be_told(api: TestClient) -> None:
+    laws = {law["name"]: law for law in (await ok(api, "GET", "/admin/v1/laws"))["laws"]}
+    assert set(laws) == set(LAWS)
+    options = {option["name"]: option for option in laws["deadline"]["options"]}
+    assert options["back_off"]["accepted"] == "a number at least 0.5 and below 1"
+    assert options["objective"]["choices"] == ["goodput", "efficiency"]
+    assert options["late_target"]["default"] == 0.01
+
+
+async def test_a_wrong_law_option_is_answered_with_what_would_be_right(api: TestClient) -> None:
+    answer = await api.request("PUT", f"{CHAT}/law", json={"law": "aimd", "options": {"back_of": 0.9}})
+    assert answer.status == 422
+    assert "Did you mean 'back_off'?" in (await answer.json())["errors"][0]["message"]

@@ -252,3 +252,16 @@ async def test_stop_cuts_what_is_left_and_may_be_repeated(make_rig: Make, upstre
         with pytest.raises(aiohttp.ClientError):
             await streaming.read()
     await rig.proxy.stop()
+
+
+async def test_a_reload_changes_the_promise_of_one_class(make_rig: Callable[..., Any], upstream: Upstream) -> None:
+    classes = {"default": {}, "batch": {"slo": {"e2e_ms": 60_000}}}
+    rig = await make_rig(upstreams=[upstream.url], slo={"e2e_ms": 9000}, classes=classes)
+    controller = rig.proxy.pools["default"].controller
+    assert controller.slo_of("batch").e2e_s == 60.0
+    rig.reload_to(
+        upstreams=[upstream.url], slo={"e2e_ms": 9000}, classes={"default": {}, "batch": {"slo": {"e2e_ms": 30_000}}}
+    )
+    await rig.admin_json("POST", "/admin/v1/reload")
+    assert rig.proxy.pools["default"].controller.slo_of("batch").e2e_s == 30.0
+    assert rig.proxy.pools["default"].controller.slo_of("default").e2e_s == 9.0

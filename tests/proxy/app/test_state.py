@@ -172,3 +172,14 @@ async def test_a_file_that_cannot_be_written_stops_nothing(
     await rig.admin_json("PATCH", f"{POOL}/setpoints", json={"max_batch_size": 9})
     await rig.proxy.keeper.save()
     assert await rig.said() == "a"
+
+
+async def test_promises_of_classes_and_options_of_laws_survive_a_restart() -> None:
+    config = pool(classes={"default": {}, "batch": {"slo": {"e2e_ms": 60_000}}})
+    before = controller_for(config, 0.0)
+    before.set_slo(SLO(e2e_s=30.0), 1.0, "admin:test", "batch")
+    before.set_law("aimd", {"least": 20}, 2.0, "admin:test")
+    after = controller_for(config, 0.0)
+    restore(config, after, saved(config, before), 1000.0, 5000.0)
+    assert after.slo_of("batch") == SLO(e2e_s=30.0)
+    assert (after.law_name, after.law_options) == ("aimd", {"least": 20})
