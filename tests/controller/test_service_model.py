@@ -101,3 +101,18 @@ def test_lateness_before_a_shift_does_not_widen_the_quantile_for_good() -> None:
         model.observe(8.0, seconds)
     assert model.theta <= before + 0.05
     assert model.predict(8.0) == pytest.approx(1.84, rel=0.1)
+
+
+def test_a_speed_that_changes_again_and_again_is_followed_every_time() -> None:
+    """Gains that fall with the noise would take the changes themselves for noise, and follow ever more slowly."""
+    model, rng = ServiceModel(), random.Random(5)
+    off = []
+    for index in range(200):
+        slow = 2.0 if index // 10 % 2 else 1.0
+        seconds = slow * rng.lognormvariate(0.0, 0.05)
+        if index >= 40 and index % 10 >= 4:
+            off.append(abs(model.predict(8.0) / slow - 1.0))
+        model.observe(8.0, seconds)
+    off.sort()
+    assert off[len(off) // 2] < 0.1
+    assert off[int(0.9 * len(off))] < 0.35

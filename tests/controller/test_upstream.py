@@ -87,3 +87,20 @@ def test_who_will_be_shed_does_not_keep_out_who_comes_in_their_stead() -> None:
     assert unaware is not None
     assert aware is not None
     assert aware.done_s < unaware.done_s
+
+
+def test_a_size_that_never_varies_is_tried_one_larger_now_and_then() -> None:
+    """Otherwise its cost could not be learned, and a size that was never tried might look bad for ever."""
+    upstream = taught()
+    waiting = [job(41.0) for _ in range(4)]
+    patient = Promises(SLO(e2e_s=30.0))
+    usual = upstream.choose(waiting, 4, 41.5, Load(queued=4), patient, form=True, shed=True)
+    assert usual.take == 4
+    more = [job(41.0) for _ in range(20)]
+    sizes = set()
+    for index in range(40):
+        choice = upstream.choose(more, 16, 41.5 + index, Load(queued=20), patient, form=True, shed=True)
+        sizes.add(choice.take)
+        for _ in range(choice.take):
+            upstream.observe(observation(1.0, done=42.5 + index, batch=choice.take), ())
+    assert len(sizes) > 1
