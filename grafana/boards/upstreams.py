@@ -8,6 +8,9 @@ from grafana.panels import Q, base, by_pool, lines, rate, row, stacked, state
 
 __all__ = ["build"]
 
+STATES = {"draining": 5, "drained": 4, "up": 3, "overloaded": 2, "ejected": 1}
+"""What an upstream can be in, as a number on the board; 0 is down."""
+
 
 def build() -> d.Dashboard:
     """Return the dashboard."""
@@ -19,12 +22,20 @@ def build() -> d.Dashboard:
             "State",
             "Whether each upstream may be asked.",
             Q(
-                '(trimtab_upstream_state{pool=~"$pool", state="up"} * 3) + on (pool, upstream) '
-                '(trimtab_upstream_state{pool=~"$pool", state="overloaded"} * 2) + on (pool, upstream) '
-                'trimtab_upstream_state{pool=~"$pool", state="ejected"}',
+                " + on (pool, upstream) ".join(
+                    f'(trimtab_upstream_state{{pool=~"$pool", state="{name}"}} * {value})'
+                    for name, value in STATES.items()
+                ),
                 "{{pool}} {{upstream}}",
             ),
-            {"3": ("up", "green"), "2": ("overloaded", "yellow"), "1": ("ejected", "orange"), "0": ("down", "red")},
+            {
+                "5": ("draining", "blue"),
+                "4": ("drained", "purple"),
+                "3": ("up", "green"),
+                "2": ("overloaded", "yellow"),
+                "1": ("ejected", "orange"),
+                "0": ("down", "red"),
+            },
             height=8,
         )
     )
@@ -80,6 +91,33 @@ def build() -> d.Dashboard:
             Q(rate("trimtab_retries_total", "pool"), "{{pool}}"),
             at_least=1.0,
             width=12,
+        )
+    )
+    board.with_row(row("What they say of themselves"))
+    board.with_panel(
+        lines(
+            "Their own load",
+            "Sequences running and requests waiting inside each upstream, by its own metrics or headers.",
+            "none",
+            Q(by_pool("trimtab_upstream_reported_running"), "{{upstream}} running"),
+            Q(by_pool("trimtab_upstream_reported_waiting"), "{{upstream}} waiting"),
+        )
+    )
+    board.with_panel(
+        lines(
+            "Their KV cache",
+            "Share of its KV cache that each upstream says is in use.",
+            "percentunit",
+            Q(by_pool("trimtab_upstream_reported_kv_usage_ratio"), "{{upstream}}"),
+            at_least=0.1,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Age of what they say",
+            "How old the last report is; what is too old is not used.",
+            "s",
+            Q(by_pool("trimtab_upstream_reported_age_seconds"), "{{upstream}}"),
         )
     )
     board.with_row(row("The proxy itself"))
