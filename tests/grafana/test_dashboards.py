@@ -21,6 +21,7 @@ from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics as ProxyMetrics
+from proxy.predictor_metrics import PredictorMetrics
 from proxy.workers.gauges import WorkerGauges
 from tests.proxy.admin.operator import FakeOperator
 
@@ -42,6 +43,7 @@ def families() -> dict[str, set[str]]:
     worker.render(EngineStats())
     crew = CollectorRegistry(auto_describe=False)
     crew.register(WorkerGauges(cast("Any", SimpleNamespace(members={}, config=operator.config, restarts=0))))
+    crew.register(PredictorMetrics(tuple))
     registries = (crew, operator.metrics.registry, ProxyMetrics(operator.config.pools).registry, worker.registry)
     found: dict[str, set[str]] = {}
     for registry in registries:
