@@ -29,7 +29,8 @@ OpenMetrics where the scraper asks for it. `grafana/prometheus.yml` is a scrape 
 holds recording rules and the [alerts](alerts.md), `grafana/dashboards/` the [dashboards](dashboards.md).
 
 **Counts add up.** Every request ends in exactly one series of `trimtab_requests_total`, refused and cancelled ones
-included. `trimtab_shed_total` says why those were turned away that were.
+included; requests that no pool took stand under pool `other`. `trimtab_shed_total` says why those were turned away
+that were, in the words of the answer's `x-trimtab-reason`. With [several workers](workers.md) it is the sum over all.
 
 **Labels are bounded.** Pools, classes, upstreams and rules come from the configuration and the code; whatever a
 caller can choose is folded into `other` when nobody configured it. No label holds a key, a tenant, a prompt or a
@@ -37,6 +38,9 @@ request id.
 
 **Targets are buckets.** Each histogram of a promised latency has a bucket boundary exactly at the target, also at one
 that was set while running, so that "how many were in time" is exact and not interpolated.
+
+**Histograms are classic.** Prometheus' Python client cannot expose native ones yet, so rules and dashboards use
+buckets. In OpenMetrics, buckets carry the ids of [traces](tracing.md) as exemplars.
 
 **Counters start at 0** for everything the configuration names, so that the first error is a rise and not a new
 series.
@@ -54,8 +58,6 @@ How fast the error budget is used (1 uses it up exactly), as the recording rules
 
 How full batches are: `rate(trimtab_batch_size_sum[5m]) / rate(trimtab_batch_size_count[5m])` against
 `trimtab_setpoint_max_batch_size`.
-
-How much longer a request takes because of the proxy: `trimtab_overhead_seconds`, which leaves waiting out.
 """
 
 

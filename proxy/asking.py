@@ -106,6 +106,9 @@ class Asking(Answering):
             self.ticket.id.encode("ascii"),
             b"" if call is None else rules.slack_line,
         )
+        trace = self.ticket.trace
+        if trace is not None:
+            lines = trace.onto(lines)
         target = incoming.target.encode("utf-8", "surrogateescape")
         outgoing = Outgoing(
             incoming.method.encode("ascii"),

@@ -110,6 +110,8 @@ class Flight(Asking):
             self._own(path)
             self._finish()
             return
+        if service.tracing is not None:
+            self.ticket.trace = service.tracing.begin(incoming.fields.raw)
         if service.keyring is not None:
             self.visit = service.keyring.receive(incoming)
         candidates = service.table.candidates(incoming.method, path)
@@ -373,7 +375,11 @@ class Flight(Asking):
         service.lifecycle.left()
         obs = None if pool is None else pool.finished(ticket)
         if obs is None and ticket.route not in _PROBES:
-            service.hooks.request_finished(ticket.observation("", monotonic()), ticket.route, ticket.code)
+            obs = ticket.observation("", monotonic())
+            service.hooks.request_finished(obs, ticket.route, ticket.code)
+        if ticket.trace is not None and service.tracing is not None and obs is not None:
+            service.tracing.finish(ticket.trace, ticket, obs, self.incoming.method, self.incoming.path)
+            service.hooks.traced(obs, ticket.trace.hex)
         if service.access_log is not None:
             service.access_log.note(ticket, self.incoming.fields, obs, monotonic())
         if self.visit is not None:

@@ -16,6 +16,10 @@ class Hooks(Protocol):
         """One request is over; called exactly once for each. `code` is the status sent, 499 if the client left."""
         ...
 
+    def traced(self, obs: Observation, trace_id: str) -> None:
+        """A request that is over, and was counted, belongs to a trace."""
+        ...
+
     def shed(self, pool: str, reason: str) -> None:
         """One request was refused on arrival or dropped from the queue."""
         ...
@@ -37,6 +41,9 @@ class NullHooks:
     """Counts nothing."""
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
+        """Ignore it."""
+
+    def traced(self, obs: Observation, trace_id: str) -> None:
         """Ignore it."""
 
     def shed(self, pool: str, reason: str) -> None:

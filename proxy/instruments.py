@@ -13,6 +13,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
+from prometheus_client.samples import Exemplar
 
 __all__ = ["Count", "CounterFamily", "Histogram", "HistogramFamily"]
 
@@ -83,12 +84,30 @@ class CounterFamily:
 class Histogram:
     """One histogram series. `counts[i]` holds values in `(bounds[i-1], bounds[i]]`; the last holds the rest."""
 
-    __slots__ = ("bounds", "counts", "total")
+    __slots__ = ("bounds", "counts", "exemplars", "total")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self.bounds = list(bounds)
         self.counts = [0] * (len(self.bounds) + 1)
         self.total = 0.0
+        self.exemplars: dict[float, tuple[str, float, float]] = {}
+        """By the upper bound of a bucket: trace id, value and Unix seconds of a request that fell into it."""
+
+    def exemplify(self, value: float, trace_id: str, wall: float) -> None:
+        """Let the trace of an observed value stand for its bucket."""
+        index = bisect_left(self.bounds, value)
+        self.exemplars[self.bounds[index] if index < len(self.bounds) else inf] = (trace_id, value, wall)
+
+    def buckets(self) -> list[Any]:
+        """Return what prometheus-client takes as buckets, with exemplars where there are any."""
+        rows = self.cumulative()
+        if not self.exemplars:
+            return rows
+        found = [self.exemplars.get(bound) for bound in (*self.bounds, inf)]
+        return [
+            (bound, count) if one is None else (bound, count, Exemplar({"trace_id": one[0]}, one[1], one[2]))
+            for (bound, count), one in zip(rows, found, strict=True)
+        ]
 
     def observe(self, value: float) -> None:
         """Count one value."""
@@ -157,7 +176,16 @@ class HistogramFamily:
 
     def dump(self) -> list[Any]:
         """Return every series, JSON-ready, for `absorb` in another process."""
-        return [[values, cell.bounds, cell.counts, cell.total] for values, cell in self._cells.items()]
+        return [
+            [
+                values,
+                cell.bounds,
+                cell.counts,
+                cell.total,
+                [[None if bound == inf else bound, *one] for bound, one in cell.exemplars.items()],
+            ]
+            for values, cell in self._cells.items()
+        ]
 
     def absorb(self, rows: Iterable[Any]) -> None:
         """Add what `dump` returned to the series here.
@@ -165,7 +193,7 @@ class HistogramFamily:
         A boundary that only one side has is one here, too; counts stay at the boundary they were counted at, so
         nothing that was shown ever falls.
         """
-        for values, bounds, counts, total in rows:
+        for values, bounds, counts, total, exemplars in rows:
             self._divide(bounds)
             cell = self.labels(*values)
             for bound, count in zip(bounds, counts, strict=False):
@@ -173,6 +201,8 @@ class HistogramFamily:
                     cell.counts[bisect_left(cell.bounds, bound)] += count
             cell.counts[-1] += counts[-1]
             cell.total += total
+            for bound, trace_id, value, wall in exemplars:
+                cell.exemplars[inf if bound is None else bound] = (trace_id, value, wall)
 
     def _divide(self, bounds: Iterable[float]) -> None:
         for bound in bounds:
@@ -186,5 +216,5 @@ class HistogramFamily:
         """Yield the family as prometheus-client writes it out."""
         family = HistogramMetricFamily(self.name, self._documentation, labels=self._labels)
         for values, cell in self._cells.items():
-            family.add_metric(values, cell.cumulative(), cell.total)
+            family.add_metric(values, cell.buckets(), cell.total)
         yield family

@@ -7,6 +7,7 @@ here: `proxy.gauges` reads them from the pools when somebody scrapes.
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -37,7 +38,6 @@ DURATION_BOUNDS = (
 QUEUE_BOUNDS = (
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
-OVERHEAD_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
@@ -82,7 +82,6 @@ class PoolMetrics:
         self.ttft = _per_class(owner.ttft, name, self.classes)
         self.tpot = _per_class(owner.tpot, name, self.classes)
         self.queue = _per_class(owner.queue, name, self.classes)
-        self.overhead = owner.overhead_seconds.labels(name)
         self.batch_size = owner.batch_size.labels(name)
         self.prompt_tokens = owner.prompt_tokens.labels(name)
         self.output_tokens = owner.output_tokens.labels(name)
@@ -155,10 +154,6 @@ class Metrics:
             "trimtab_queue_duration_seconds", "Time waited in the proxy's queue, of requests that were let in.",
             by_class, (*QUEUE_BOUNDS, *targets["queue"]),
         )  # fmt: skip
-        self.overhead_seconds = hist(
-            "trimtab_overhead_seconds", "Time the proxy itself spent on a request, waiting excluded.",
-            ("pool",), OVERHEAD_BOUNDS,
-        )  # fmt: skip
         self.batch_size = hist(
             "trimtab_batch_size", "Items sent upstream together.", ("pool",), BATCH_BOUNDS
         )  # fmt: skip
@@ -183,7 +178,7 @@ class Metrics:
         )  # fmt: skip
         self._by_latency = {"e2e": self.duration, "ttft": self.ttft, "tpot": self.tpot, "queue": self.queue}
         self._families: list[Family] = [
-            self.requests, self.duration, self.ttft, self.tpot, self.queue, self.overhead_seconds, self.batch_size,
+            self.requests, self.duration, self.ttft, self.tpot, self.queue, self.batch_size,
             self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens, self.output_tokens,
             self.upstream_requests, self.retries, self.fallbacks, self.decisions, self.reloads, self.loop_delay,
         ]  # fmt: skip
@@ -255,6 +250,19 @@ class Metrics:
                 judged.value += 1.0
                 missed.value += 1.0
 
+    def traced(self, obs: Observation, trace_id: str) -> None:
+        """Let the trace of a counted request stand for the buckets that it fell into."""
+        pool = self._pools.get(obs.pool)
+        if pool is None:
+            return
+        klass, wall = obs.klass if obs.klass in pool.classes else OTHER, time.time()
+        if obs.result in _SERVED:
+            pool.duration[klass].exemplify(obs.e2e_s, trace_id, wall)
+        if obs.result in _QUEUED:
+            pool.queue[klass].exemplify(obs.queue_s, trace_id, wall)
+        if obs.ttft_s is not None:
+            pool.ttft[klass].exemplify(obs.ttft_s, trace_id, wall)
+
     def shed(self, pool: str, reason: str) -> None:
         """Count one request turned away on arrival or dropped from the queue."""
         known = self._pools.get(pool)
@@ -273,10 +281,6 @@ class Metrics:
         if cell is None:
             cell = known.closed[closed_by] = self.closed.labels(pool, closed_by)
         cell.value += 1.0
-
-    def overhead(self, pool: str, seconds: float) -> None:
-        """Note the proxy's own time on one request."""
-        self._pools[pool].overhead.observe(seconds)
 
     def retried(self, pool: str) -> None:
         """Count one repeated upstream call."""

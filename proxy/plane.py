@@ -81,6 +81,12 @@ class DataPlane:
         self.handler.service.ready = lambda: not self.unready()
         self.handler.service.access_log = AccessLog.of(config.log)
         self.handler.service.hooks = metrics
+        self._tracing = None
+        if config.tracing.enabled:
+            from proxy.tracing import Tracing, exporter_for
+
+            self._tracing = Tracing(config.tracing, exporter_for(config.tracing))
+        self.handler.service.tracing = self._tracing
         self._follow_keys(config)
         self._tls = None if config.listen.tls is None else server_context(config.listen.tls)
         self.server = DataServer(self.handler, _server_limits(config, share))
@@ -266,6 +272,8 @@ class DataPlane:
                 pool.lengths.close()
             pool.abort()
         await self.server.stop(patience_s=_CUT_S)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
 
 def _request_limits(config: Config) -> Limits:
@@ -287,5 +295,5 @@ def _server_limits(config: Config, share: Share) -> ServerLimits:
     )
 
 
-_FIXED = ("listen", "admin", "limits", "trust_headers", "state", "workers")
+_FIXED = ("listen", "admin", "limits", "trust_headers", "state", "tracing", "workers")
 """What a reload does not change."""

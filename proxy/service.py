@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from proxy.access_log import AccessLog
 from proxy.hooks import Hooks, NullHooks
@@ -12,13 +13,27 @@ from proxy.keys import Keyring
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
 
+if TYPE_CHECKING:
+    from proxy.tracing import Tracing
+
 __all__ = ["Service"]
 
 
 class Service:
     """Requests take `table` when they arrive and keep what they took, so it may be swapped at any time."""
 
-    __slots__ = ("access_log", "hooks", "keyring", "lifecycle", "limits", "loop", "ready", "table", "trust_headers")
+    __slots__ = (
+        "access_log",
+        "hooks",
+        "keyring",
+        "lifecycle",
+        "limits",
+        "loop",
+        "ready",
+        "table",
+        "tracing",
+        "trust_headers",
+    )
 
     def __init__(
         self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
@@ -30,6 +45,8 @@ class Service:
         """Whether callers may choose class and tenant by header."""
         self.access_log: AccessLog | None = None
         """Where requests are written down; None where they are not."""
+        self.tracing: Tracing | None = None
+        """Who follows requests; None where nobody does."""
         self.hooks: Hooks = NullHooks()
         """Who counts requests that no pool took."""
         self.keyring: Keyring | None = None

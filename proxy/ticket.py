@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
 from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Tap
+
+if TYPE_CHECKING:
+    from proxy.tracing import Trace
 
 __all__ = ["Ticket"]
 
@@ -43,6 +48,7 @@ class Ticket:
         "streamed",
         "tap",
         "tenant",
+        "trace",
         "upstream",
     )
 
@@ -56,6 +62,8 @@ class Ticket:
         self.tenant = ""
         self.affinity: AffinityKey | None = None
         """What ties it to one upstream, where the pool routes by that."""
+        self.trace: Trace | None = None
+        """Its trace context, where it is traced."""
         self.call: Call | None = None
         self.job: Job | None = None
         self.tap: Tap | None = None

@@ -21,6 +21,7 @@ class Traffic:
         self._recent: dict[str, deque[Observation]] = {}
         self.batch_dispatched = next_hooks.batch_dispatched
         self.shed = next_hooks.shed
+        self.traced = next_hooks.traced
         self.retried = next_hooks.retried
         self.fell_back = next_hooks.fell_back
 

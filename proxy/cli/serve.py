@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
+from proxy.config.errors import ConfigError
 from proxy.config.load import Override, load
 from proxy.config.model import Config
 from proxy.state_file import kept_somewhere
@@ -67,6 +68,13 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
 
     logs.setup(config.log)
     config = kept_somewhere(config, os.environ)
+    if config.tracing.enabled:
+        from proxy.tracing import exporter_for
+
+        try:
+            exporter_for(config.tracing).shutdown()
+        except ConfigError as error:
+            die(error)
     try:
         data = bind_shared(
             config.listen.host,

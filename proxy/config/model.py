@@ -62,6 +62,7 @@ __all__ = [
     "SloConfig",
     "StateConfig",
     "TimeoutsConfig",
+    "TracingConfig",
     "UpstreamConfig",
     "UpstreamTlsConfig",
     "WindowRange",
@@ -180,6 +181,27 @@ class LogConfig(Section):
     access_ratio: float = Field(default=1.0, gt=0.0, le=1.0, description="Share of requests logged; failures always.")
 
 
+class TracingConfig(Section):
+    """OpenTelemetry traces, sent over OTLP/HTTP. Needs the extra: `pip install 'trimtab[otel]'`."""
+
+    enabled: bool = Field(default=False, description="Whether requests are traced.")
+    endpoint: str = Field(
+        default="http://127.0.0.1:4318/v1/traces", min_length=1, description="Where the collector takes traces."
+    )
+    headers: dict[str, SecretStr] = Field(default={}, description="Sent along, such as a credential.")
+    ratio: float = Field(
+        default=1.0, ge=0.0, le=1.0, description="Share of traces begun here; a caller's own decision counts first."
+    )
+    service_name: str = Field(default="trimtab", min_length=1, description="Who the spans are from.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _url(cls, value: str) -> str:
+        if not value.startswith(("http://", "https://")):
+            raise ValueError("must be an http or https URL, such as http://127.0.0.1:4318/v1/traces")
+        return value
+
+
 class StateConfig(Section):
     """What survives a restart: pins, promises and laws set by operators, the knobs, and what was learned."""
 
@@ -204,6 +226,7 @@ class Config(Section):
     limits: LimitsConfig = Field(default=LimitsConfig(), description="What a client may send.")
     drain: DrainConfig = Field(default=DrainConfig(), description="Shutdown.")
     log: LogConfig = Field(default=LogConfig(), description="Logging.")
+    tracing: TracingConfig = Field(default=TracingConfig(), description="OpenTelemetry traces.")
     state: StateConfig = Field(default=StateConfig(), description="What survives a restart.")
     workers: int = Field(
         default=1,

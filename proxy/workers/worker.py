@@ -47,6 +47,7 @@ class Outbox:
         """Requests that were counted, but about which the leader's controllers will not hear."""
         self.batch_dispatched = next_hooks.batch_dispatched
         self.shed = next_hooks.shed
+        self.traced = next_hooks.traced
         self.retried = next_hooks.retried
         self.fell_back = next_hooks.fell_back
 

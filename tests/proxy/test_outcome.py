@@ -6,7 +6,9 @@ import typing
 
 import pytest
 
+from controller.observation import Result
 from proxy import outcome as outcomes
+from proxy.metrics import SHED_REASONS
 from proxy.outcome import (
     BadInput,
     BodyTooLarge,
@@ -55,6 +57,16 @@ ALL: list[tuple[Outcome, int, str]] = [
     (UpstreamTimeout("first_byte_timeout"), 504, "upstream_timeout"),
 ]
 REFUSALS = {429, 503, 504}
+
+
+def test_what_is_counted_as_shed_is_named_as_in_the_answer() -> None:
+    turned_away = {
+        one.reason
+        for one, status, _ in ALL
+        if one.result in (Result.REFUSED, Result.SHED) and status >= 429 and status != 431
+    }
+    limits = {"rate_limited_requests", "rate_limited_tokens", "too_many_inflight"}
+    assert set(SHED_REASONS) == turned_away | limits
 
 
 def test_the_set_is_closed() -> None:
