@@ -235,7 +235,7 @@ def _pool(fate: Fate) -> str:
     body = KINDS[fate.kind].body
     if body is None:
         return "main"
-    return POOLS.get(body["model"], "other")
+    return POOLS.get(body["model"], "none")
 
 
 def _route(fate: Fate) -> str:

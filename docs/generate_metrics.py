@@ -29,7 +29,7 @@ OpenMetrics where the scraper asks for it. `grafana/prometheus.yml` is a scrape 
 holds recording rules and the [alerts](alerts.md), `grafana/dashboards/` the [dashboards](dashboards.md).
 
 **Counts add up.** Every request ends in exactly one series of `trimtab_requests_total`, refused and cancelled ones
-included; requests that no pool took stand under pool `other`. `trimtab_shed_total` says why those were turned away
+included; requests that no pool took stand under pool `none`. `trimtab_shed_total` says why those were turned away
 that were, in the words of the answer's `x-trimtab-reason`. With [several workers](workers.md) it is the sum over all.
 
 **Labels are bounded.** Pools, classes, upstreams and rules come from the configuration and the code; whatever a
