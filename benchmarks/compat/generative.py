@@ -111,7 +111,7 @@ TRANSFORMERS = Server(
         Probe("with_huggingface_hub", str(CHAT), _ONLY_CHAT),
     ),
     env={"HF_HUB_OFFLINE": "1", "HF_HUB_CACHE": "hub"},
-    boot_s=180,
+    boot_s=400,
     warm=asks.chat(str(CHAT))[0],
 )
 

@@ -43,7 +43,7 @@ INFINITY = Server(
     together=(asks.several_embeddings("minilm", 24),),
     probes=(Probe("with_openai", "minilm", asks.ONLY_EMBEDDINGS),),
     env={"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0"},
-    boot_s=240,
+    boot_s=400,
 )
 
 
@@ -138,6 +138,6 @@ TORCHSERVE = Server(
     environment="torchserve",
     asks=(*_app("torchserve", "/predictions/twice"), *asks.listing("/ping")),
     together=(_many("torchserve", "/predictions/twice"),),
-    boot_s=120,
+    boot_s=300,
     warm=post("warm", "/predictions/twice", {"input": 1}),
 )
