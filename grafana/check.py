@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import aiohttp
 
 from grafana.live import Script, started
-from grafana.pictures import built, cache_folder, photograph
+from grafana.pictures import Span, built, cache_folder, photograph
 
 __all__ = ["main"]
 
@@ -45,10 +45,12 @@ class Finding(NamedTuple):
 class Prometheus:
     """A client of Prometheus' query API, with Grafana's variables filled in."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, span_s: float) -> None:
+    def __init__(self, http: aiohttp.ClientSession, url: str, span_s: float, end: float) -> None:
+        """Ask about the `span_s` seconds before `end` (Unix seconds), however long asking takes."""
         self._http = http
         self._url = url
         self._span_s = span_s
+        self._end = end
         self.variables = {"__rate_interval": "15s", "__interval": "5s", "__range": f"{span_s:g}s"}
 
     async def get(self, path: str, **query: str) -> Any:
@@ -78,10 +80,8 @@ class Prometheus:
 
     async def series(self, expression: str) -> list[dict[str, Any]]:
         """Return the series of a range query over the time of the load that have a finite value."""
-        now = time.time()
-        data = await self.get(
-            "query_range", query=self.fill(expression), start=str(now - self._span_s), end=str(now), step=str(STEP_S)
-        )
+        start, end = str(self._end - self._span_s), str(self._end)
+        data = await self.get("query_range", query=self.fill(expression), start=start, end=end, step=str(STEP_S))
         return [one for one in data["result"] if any(math.isfinite(float(value)) for _, value in one["values"])]
 
 
@@ -119,10 +119,11 @@ async def run(seconds: float, pictures: Path | None, workshop: Path) -> int:
     async with aiohttp.ClientSession() as http, started(http) as running:
         sent = await Script(http, running, seconds).run()
         boards = [(path.stem, json.loads(path.read_text())) for path in sorted((HERE / "dashboards").glob("*.json"))]
+        end = time.time()
+        faults = await _ask_all(Prometheus(http, running.prometheus, seconds, end), boards, sent)
         taken = []
         if page is not None and pictures is not None:
-            taken = await photograph(page, running.prometheus, boards, pictures, seconds)
-        faults = await _ask_all(Prometheus(http, running.prometheus, seconds), boards, sent)
+            taken = await photograph(page, running.prometheus, boards, pictures, Span(end - seconds, end))
     broken = [f"{one.board}: {fault}" for one in taken for fault in one.faults]
     for one in taken:
         print(f"picture: {one.file}")

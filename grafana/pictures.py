@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import aiohttp
 from aiohttp import web
 
-__all__ = ["Picture", "built", "cache_folder", "photograph"]
+__all__ = ["Picture", "Span", "built", "cache_folder", "photograph"]
 
 HERE = Path(__file__).resolve().parent
 SOURCES = ("package.json", "vite.config.js", "index.html", "src")
@@ -29,6 +29,13 @@ WIDTH, SCALE = 1400, 0.75
 """Pixels of the page, and how much smaller the picture is."""
 ROW_PX, HEAD_PX = 38, 120
 """Pixels of one row of Grafana's grid, gap included, and of what stands above it."""
+
+
+class Span(NamedTuple):
+    """A stretch of time, Unix seconds."""
+
+    start: float
+    end: float
 
 
 class Picture(NamedTuple):
@@ -105,9 +112,9 @@ async def _served(page: Path, prometheus: str) -> AsyncIterator[str]:
 
 
 async def photograph(
-    page: Path, prometheus: str, boards: Iterable[tuple[str, dict[str, Any]]], to: Path, seconds: float
+    page: Path, prometheus: str, boards: Iterable[tuple[str, dict[str, Any]]], to: Path, span: Span
 ) -> list[Picture]:
-    """Take a picture of every dashboard, of its last `seconds`, into `to`."""
+    """Take a picture of every dashboard, as it showed `span`, into `to`."""
     from playwright.async_api import async_playwright
 
     program = next((found for name in CHROMIUM if (found := shutil.which(name))), None)
@@ -125,8 +132,8 @@ async def photograph(
             tab = await browser.new_page(viewport=size, device_scale_factor=SCALE)
             broken: list[str] = []
             tab.on("pageerror", lambda error, into=broken: into.append(str(error)[:300]))
-            await tab.goto(f"{url}/?board={name}&seconds={seconds:g}")
-            await tab.wait_for_function("window.started && report.asked > 0 && report.pending === 0", timeout=60_000)
+            await tab.goto(f"{url}/?board={name}&from={1000 * span.start:.0f}&to={1000 * span.end:.0f}")
+            await tab.wait_for_function("window.started && report.asked > 0 && report.pending === 0", timeout=180_000)
             await tab.wait_for_timeout(1500)
             faults = [*broken, *await tab.evaluate("report.faults")]
             file = to / f"{name}.png"

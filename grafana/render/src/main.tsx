@@ -1,4 +1,4 @@
-// One dashboard, drawn by Grafana's own libraries: /?board=overview&seconds=60
+// One dashboard, drawn by Grafana's own libraries: /?board=overview&from=MS&to=MS
 import * as data from "@grafana/data";
 import { initPluginTranslations } from "@grafana/i18n";
 import * as runtime from "@grafana/runtime";
@@ -61,7 +61,7 @@ function prepare(panels: Record<string, any>, source: string) {
     })) as any);
 }
 
-function scene(board: any, source: string, seconds: string) {
+function scene(board: any, source: string, from: number, to: number) {
   const datasource = { uid: source, type: source };
   const variables = board.templating.list
     .filter((one: any) => one.type === "query")
@@ -92,7 +92,7 @@ function scene(board: any, source: string, seconds: string) {
     }
   }
   return new EmbeddedScene({
-    $timeRange: new SceneTimeRange({ from: `now-${seconds}s`, to: "now" }),
+    $timeRange: new SceneTimeRange({ from: new Date(from).toISOString(), to: new Date(to).toISOString() }),
     $variables: new SceneVariableSet({ variables }),
     controls: [new VariableValueSelectors({})],
     body: new SceneGridLayout({ children: rows }),
@@ -106,7 +106,7 @@ async function main() {
   prepare(PANELS, UID);
   sceneUtils.registerRuntimeDataSource({ dataSource: new Prometheus(UID, UID) as any });
   const board = await (await fetch(`/boards/${asked.get("board")}.json`)).json();
-  const shown = scene(board, UID, asked.get("seconds") ?? "60");
+  const shown = scene(board, UID, Number(asked.get("from")), Number(asked.get("to")));
   createRoot(document.getElementById("root")!).render(
     <ThemeContext.Provider value={theme}>
       <GlobalStyles />
