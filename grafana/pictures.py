@@ -27,6 +27,8 @@ FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-backgroun
          "--disable-component-update", "--disable-sync")  # fmt: skip
 WIDTH, SCALE = 1400, 0.75
 """Pixels of the page, and how much smaller the picture is."""
+SETTLED = "window.started && report.asked > 0 && report.pending === 0"
+PATIENCE_MS = 180_000
 ROW_PX, HEAD_PX = 38, 120
 """Pixels of one row of Grafana's grid, gap included, and of what stands above it."""
 
@@ -132,11 +134,14 @@ async def photograph(
             tab = await browser.new_page(viewport=size, device_scale_factor=SCALE)
             broken: list[str] = []
             tab.on("pageerror", lambda error, into=broken: into.append(str(error)[:300]))
-            await tab.goto(f"{url}/?board={name}&from={1000 * span.start:.0f}&to={1000 * span.end:.0f}")
-            await tab.wait_for_function("window.started && report.asked > 0 && report.pending === 0", timeout=180_000)
+            window = f"from={1000 * span.start:.0f}&to={1000 * span.end:.0f}"
+            await tab.goto(f"{url}/?board={name}&{window}", timeout=PATIENCE_MS)
+            await tab.wait_for_function(
+                "window.started && report.asked > 0 && report.pending === 0", timeout=PATIENCE_MS
+            )
             await tab.wait_for_timeout(1500)
             faults = [*broken, *await tab.evaluate("report.faults")]
-            file = to / f"{name}.png"
+            file = to / f"dashboard-{name}.png"
             await tab.screenshot(path=file)
             await tab.close()
             pictures.append(Picture(name, file, tuple(faults)))
