@@ -136,9 +136,7 @@ async def photograph(
             tab.on("pageerror", lambda error, into=broken: into.append(str(error)[:300]))
             window = f"from={1000 * span.start:.0f}&to={1000 * span.end:.0f}"
             await tab.goto(f"{url}/?board={name}&{window}", timeout=PATIENCE_MS)
-            await tab.wait_for_function(
-                "window.started && report.asked > 0 && report.pending === 0", timeout=PATIENCE_MS
-            )
+            await tab.wait_for_function(SETTLED, timeout=PATIENCE_MS)
             await tab.wait_for_timeout(1500)
             faults = [*broken, *await tab.evaluate("report.faults")]
             file = to / f"dashboard-{name}.png"
