@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 from backend.api.service import Pooling
+from backend.chat_template import ChatTemplate
 from backend.engine.errors import EngineError
 from backend.engine.options import Admission, EngineOptions
 from backend.models.errors import ModelError
@@ -35,6 +36,8 @@ class Arguments:
     port: int
     """0 lets the system choose."""
     api_key: str | None
+    chat_template: str | None
+    """Jinja source that replaces the model's own templates."""
     pooling: Pooling
     max_n: int
     max_body_bytes: int
@@ -59,6 +62,19 @@ def _option(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _template(text: str) -> str:
+    """Read the Jinja file named `text`, and compile it, so that a fault in it is known before the model is loaded."""
+    try:
+        source = Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise argparse.ArgumentTypeError(f"{text} cannot be read: {error}") from None
+    try:
+        ChatTemplate(source).check()
+    except ModelError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+    return source
 
 
 class _Help(argparse.ArgumentDefaultsHelpFormatter):
@@ -106,6 +122,12 @@ def _parser() -> _Parser:
     server.add_argument("--port", type=_whole(0, 65535), default=8000, help="0 picks a free one")
     server.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that requests may use")
     server.add_argument("--api-key", help=f"require this bearer token (or set {KEY_VARIABLE})")
+    server.add_argument(
+        "--chat-template",
+        type=_template,
+        metavar="FILE",
+        help="Jinja file to use instead of the model's own template",
+    )
     server.add_argument("--pooling", choices=("mean", "last"), default="mean", help="of embeddings")
     server.add_argument("--max-n", type=_whole(1), default=128, help="most choices per request")
     server.add_argument("--max-body-bytes", type=_whole(1024), default=16 << 20, help="longest request body")
@@ -210,6 +232,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         host=given.host,
         port=given.port,
         api_key=given.api_key or os.environ.get(KEY_VARIABLE) or None,
+        chat_template=given.chat_template,
         pooling=given.pooling,
         max_n=given.max_n,
         max_body_bytes=given.max_body_bytes,

@@ -31,6 +31,10 @@ class ChatTemplate:
         except TemplateSyntaxError as error:
             raise ModelError(f"chat template, line {error.lineno}: {error.message}") from None
 
+    def check(self) -> None:
+        """Compile the template now. Raises ModelError, with the line, when it is not valid Jinja."""
+        _ = self._template
+
     def render(self, scope: Mapping[str, Any]) -> str:
         """The text for `scope`, which holds messages, tools, add_generation_prompt and the special tokens.
 

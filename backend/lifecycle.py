@@ -117,6 +117,7 @@ async def _load(arguments: Arguments, executor: ThreadPoolExecutor) -> tuple[Eng
                 engine.info,
                 names=arguments.names,
                 pooling=arguments.pooling,
+                chat_template=arguments.chat_template,
             ),
         )
         limits = Limits(

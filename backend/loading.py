@@ -46,8 +46,10 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-def load_served_model(path: Path, info: EngineInfo, *, names: tuple[str, ...], pooling: Pooling) -> ServedModel:
-    """Describe the model that the engine at `info` has loaded from `path`.
+def load_served_model(
+    path: Path, info: EngineInfo, *, names: tuple[str, ...], pooling: Pooling, chat_template: str | None = None
+) -> ServedModel:
+    """Describe the model that the engine at `info` has loaded from `path`. A `chat_template` replaces its own.
 
     Raises:
         ModelError: the tokenizer cannot be read.
@@ -55,6 +57,8 @@ def load_served_model(path: Path, info: EngineInfo, *, names: tuple[str, ...], p
     file = path / _GENERATION_CONFIG
     generation_config = read_json(file) if file.is_file() else {}
     tokenizer = load_tokenizer(path)
+    if chat_template is not None:
+        tokenizer.use_chat_template(chat_template)
     return ServedModel(
         names=names,
         tokenizer=tokenizer,

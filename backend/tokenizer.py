@@ -96,6 +96,10 @@ class Tokenizer:
         template = self._templates.get("default")
         return template.source if template is not None else None
 
+    def use_chat_template(self, source: str) -> None:
+        """Render conversations with this Jinja source from now on, whatever the model brought along."""
+        self._templates = {"default": ChatTemplate(source)}
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text. Rendered chat templates take add_special_tokens=False: they contain their BOS."""
         return list(self._backend.encode(text, add_special_tokens=add_special_tokens).ids)

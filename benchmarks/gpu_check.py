@@ -26,6 +26,15 @@ from benchmarks.gpu_shapes import LLAMA_3_8B, QWEN3_0_6B, TINY, Floor, random_de
 BLOCK = 16
 KERNEL_LIMIT = 1e-2
 """Largest error allowed, relative to the largest value, in bfloat16."""
+TARGETS_MS = {
+    ("Llama-3-8B decode", 1): 4.4,
+    ("Llama-3-8B decode", 32): 5.2,
+    ("Qwen3-0.6B decode", 1): 0.6,
+    ("Llama-3-8B prefill", 8): 110.0,
+}
+"""By what is timed and how many rows it has, on an H200. A miss is printed; only a wrong result is a failure."""
+END_TO_END_TARGET = 3.0
+"""Times transformers' throughput."""
 
 
 def make_step(query_lens: list[int], context_lens: list[int], seed: int = 0) -> tuple[StepInput, int]:
@@ -186,9 +195,11 @@ def _time_steps(
 
 
 def _print_step(what: str, rows: int, tokens: int, taken: float, least: float) -> None:
+    target = TARGETS_MS.get((what, rows))
+    verdict = "" if target is None else f"  target {target:g} ms  {'ok' if taken * 1e3 <= target else 'MISS'}"
     print(
         f"steps    {what:20} {rows:3} x {tokens:4}  {taken * 1e3:8.3f} ms  floor {least * 1e3:7.3f} ms  "
-        f"{least / taken:6.1%} of it"
+        f"achieved / floor {taken / least:5.2f}{verdict}"
     )
 
 
@@ -244,7 +255,11 @@ def check_end_to_end(device: torch.device, *, tiny: bool) -> bool:
         results = reference.generate_batch(inputs=prompts, generation_config=generation, persistent_manager=True)
         theirs_s = time.perf_counter() - started
     tokens = sum(len(result.generated_tokens) for result in results.values())
-    print(f"whole    transformers: {tokens} tokens in {theirs_s:.2f} s, {theirs_s / ours_s:.1f} times the engine's")
+    ratio = theirs_s / ours_s
+    print(
+        f"whole    transformers: {tokens} tokens in {theirs_s:.2f} s, {ratio:.1f} times the engine's  "
+        f"target {END_TO_END_TARGET:g}  {'ok' if ratio >= END_TO_END_TARGET else 'MISS'}"
+    )
     return all(len(ids) == most for ids in ours)
 
 

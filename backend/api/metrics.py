@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from backend.engine.histogram import Distribution
 from backend.engine.request import Delta, FinishReason, GenerationRequest
 from backend.engine.stats import EngineStats
 
@@ -78,6 +80,20 @@ class EngineCollector(Collector):
             counter = CounterMetricFamily(name, text, labels=LABELS)
             counter.add_metric(self._labels, value)
             yield counter
+        for name, text, values in (
+            ("vllm:request_queue_time_seconds", "Arrival to the first step, by request.", numbers.queue_s),
+            ("vllm:iteration_tokens_total", "Tokens computed, by step.", numbers.iteration_tokens),
+        ):
+            histogram = HistogramMetricFamily(name, text, labels=LABELS)
+            histogram.add_metric(self._labels, list(_cumulative(values)), values.total)
+            yield histogram
+
+
+def _cumulative(values: Distribution) -> Iterator[tuple[str, float]]:
+    """Yield each boundary, as Prometheus writes it, with the number of values up to it."""
+    counts = values.counts or (0,) * (len(values.bounds) + 1)
+    for bound, count in zip((*values.bounds, float("inf")), accumulate(counts), strict=True):
+        yield "+Inf" if bound == float("inf") else str(bound), count
 
 
 class Metrics:

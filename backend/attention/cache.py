@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
+
 import torch
 
 from backend.models.config import ModelConfig
@@ -13,6 +17,22 @@ def bytes_per_block(config: ModelConfig, block_size: int, dtype: torch.dtype) ->
     """Bytes that one block takes over all layers, keys and values."""
     per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
     return per_token * block_size * dtype.itemsize
+
+
+def _zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Main memory for a cache. A step touches blocks all over it, each on a page of its own if pages are small.
+
+    Raises MemoryError when there is not so much.
+    """
+    size = math.prod(shape) * dtype.itemsize
+    try:
+        memory = mmap.mmap(-1, size)
+    except (OSError, OverflowError) as error:
+        raise MemoryError(f"{size} bytes cannot be had") from error
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them: small pages serve too
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 
 class KVCache:
@@ -29,7 +49,10 @@ class KVCache:
         self.block_size = block_size
         shape = (2, config.num_layers, config.num_kv_heads, num_blocks, block_size, config.head_dim)
         # Zeros, not empty: a masked slot is multiplied by a zero weight, and 0 * NaN is NaN.
-        self._storage = torch.zeros(shape, dtype=dtype, device=device)
+        if device.type == "cpu":
+            self._storage = _zeros_in_huge_pages(shape, dtype)
+        else:
+            self._storage = torch.zeros(shape, dtype=dtype, device=device)
         self.keys: list[torch.Tensor] = list(self._storage[0])
         """Per layer [num_kv_heads, num_blocks, block_size, head_dim]"""
         self.values: list[torch.Tensor] = list(self._storage[1])

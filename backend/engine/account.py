@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from backend.engine.histogram import ITERATION_BOUNDS, QUEUE_BOUNDS, Histogram
 from backend.engine.scheduler import Scheduler
 from backend.engine.stats import EngineStats
 
@@ -28,11 +29,15 @@ class Account:
     stuck: bool = False
     """Whether work waited and nothing could be scheduled, and no step has succeeded since."""
 
-    def step(self, rows: int, seconds: float) -> None:
+    queue: Histogram = field(default_factory=lambda: Histogram(QUEUE_BOUNDS))
+    iterations: Histogram = field(default_factory=lambda: Histogram(ITERATION_BOUNDS))
+
+    def step(self, rows: int, tokens: int, seconds: float) -> None:
         """Take note of a step that succeeded."""
         self.failures = 0
         self.stuck = False
         self.steps += 1
+        self.iterations.observe(tokens)
         self.running_sum += rows
         self.last_step_s = seconds
         self.step_seconds += seconds
@@ -59,5 +64,7 @@ class Account:
             requests_received=self.received,
             requests_finished=self.finished,
             stalls=self.stalls,
+            queue_s=self.queue.distribution(),
+            iteration_tokens=self.iterations.distribution(),
             healthy=not self.stuck and self.failures < 2,
         )

@@ -7,9 +7,11 @@ with one end of a socket pair and dies when the other end closes; its death, in 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
 from typing import Literal
@@ -32,6 +34,11 @@ DEFAULT_BUILD = "backend.engine.build:build_core"
 
 _DRAIN_ABOVE = 1 << 20
 
+STALL_S = 60.0
+"""Work without a sign of life for this long means that a step hangs."""
+RED_S = 30.0
+"""How long a report of failing steps keeps health red; without traffic nothing else could turn it green again."""
+
 
 class EngineClient:
     """A running engine. Make one with `start`, end it with `close`.
@@ -47,6 +54,8 @@ class EngineClient:
         writer: asyncio.StreamWriter,
         info: EngineInfo,
         max_open: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.info = info
         self._process = process
@@ -60,6 +69,9 @@ class EngineClient:
         self._sent = 0
         self._stats = EngineStats(free_blocks=info.num_blocks, total_blocks=info.num_blocks)
         self._death: EngineDied | None = None
+        self._clock = clock
+        self._last_sign = clock()
+        self._red_until = -math.inf
         self._closing = False
         self._closed = asyncio.Event()
         self._receiver = asyncio.create_task(self._receive(), name="engine-receiver")
@@ -89,8 +101,10 @@ class EngineClient:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine is alive and makes progress."""
-        return self._death is None and not self._closing and self._stats.healthy
+        """Whether the engine is alive and makes progress: no hanging step, no recent report of failing ones."""
+        now = self._clock()
+        hangs = bool(self._streams) and now - self._last_sign > STALL_S
+        return self._death is None and not self._closing and not hangs and now >= self._red_until
 
     @property
     def death(self) -> str | None:
@@ -175,6 +189,8 @@ class EngineClient:
         self._sent += 1
         wire_id = f"{request.id}#{self._sent}"
         self._wire_ids[request.id] = wire_id
+        if not self._streams:
+            self._last_sign = self._clock()
         stream = self._streams[wire_id] = _Stream(request.id, wire_id, request.n)
         self._send((Kind.GENERATE, replace(request, id=wire_id)))
         return stream
@@ -206,8 +222,10 @@ class EngineClient:
 
     def _dispatch(self, frame: ipc.Frame) -> None:
         kind = frame[0]
+        self._last_sign = self._clock()
         if kind == Kind.STEP:
             self._stats = frame[2]
+            self._red_until = -math.inf if self._stats.healthy else self._last_sign + RED_S
             for packed in frame[1]:
                 stream = self._streams.get(packed[0])
                 if stream is not None:  # else its iterator was closed while the delta was on its way

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -20,6 +19,7 @@ from backend.engine.blocks import BlockPool, IntegrityError
 from backend.engine.choice import Choice, Output
 from backend.engine.detokenizer import Decoder
 from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
+from backend.engine.open_request import OpenRequest
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
 from backend.engine.sampler import Draw, Grammar, Sampled, Sampler
@@ -42,17 +42,6 @@ MAX_FAILURES = 3
 
 class EngineFault(EngineError):
     """Step after step failed: the engine cannot go on."""
-
-
-@dataclass(slots=True)
-class _Open:
-    """A request that is not over."""
-
-    request: GenerationRequest
-    first: Sequence
-    sequences: set[Sequence] = field(default_factory=set)
-    """Those that are not over; until the prompt is computed, one stands for all."""
-    completion_tokens: int = 0
 
 
 class _Flight(NamedTuple):
@@ -123,7 +112,7 @@ class EngineCore:
         capacity = runner.num_blocks * runner.block_size
         self._max_len = min(max_model_len, options.max_model_len or max_model_len, capacity)
         self._sampler = Sampler(runner.vocab_size)
-        self._open: dict[str, _Open] = {}
+        self._open: dict[str, OpenRequest] = {}
         self._choices: dict[Sequence, Choice] = {}
         self._outbox: list[Output | Delta] = []
         self._flight: _Flight | None = None
@@ -178,7 +167,7 @@ class EngineCore:
         self._check_blocks(sequence)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         self._choices[sequence] = self._make_choice(sequence, seed)
-        self._open[request.id] = _Open(request, sequence, {sequence})
+        self._open[request.id] = OpenRequest(request, sequence, {sequence})
         self.scheduler.add(sequence)
 
     def abort(self, request_id: str) -> list[Delta]:
@@ -226,6 +215,10 @@ class EngineCore:
         if plan is None:
             self._stalled()
             return
+        for sequence in plan.rows[plan.num_decodes :]:
+            if not sequence.started:
+                sequence.started = True
+                self._account.queue.observe(started - sequence.job.arrival)
         try:
             self._flight = self._execute(plan, started)
         except Exception as error:
@@ -243,7 +236,8 @@ class EngineCore:
             return
         for sequence, result in zip(flight.sequences, sampled, strict=True):
             self._advance(sequence, result)
-        self._account.step(len(flight.plan.rows), self._clock() - flight.started)
+        plan = flight.plan
+        self._account.step(len(plan.rows), len(plan.step.token_ids), self._clock() - flight.started)
 
     def drain(self) -> list[Delta]:
         """Return what came since the last call. This is where text is made that did not have to be made before."""

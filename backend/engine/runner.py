@@ -12,11 +12,14 @@ import torch
 
 from backend.attention.base import AttentionBackend
 from backend.attention.cache import KVCache, bytes_per_block
-from backend.attention.torch_paged import DenseAttention, TorchAttention
+from backend.attention.dense import DenseAttention
+from backend.attention.native_paged import NativeAttention
+from backend.attention.torch_paged import TorchAttention
 from backend.engine.step import StepInput
 from backend.models.config import ModelConfig
 from backend.models.decoder import Decoder
 from backend.models.errors import ModelError
+from backend.native.kernels import DTYPES, load_kernels
 from backend.weights.loader import LoadedModel
 
 if TYPE_CHECKING:
@@ -78,6 +81,13 @@ def _triton_attention(config: ModelConfig, cache: KVCache) -> AttentionBackend:
     return TritonAttention(config, cache)
 
 
+def _cpu_attention(config: ModelConfig, cache: KVCache) -> AttentionBackend:
+    kernels = load_kernels() if cache.dtype in DTYPES else None
+    if kernels is not None and kernels.attends(config.head_dim):
+        return NativeAttention(config, cache, kernels)
+    return TorchAttention(config, cache)
+
+
 def _decode_graphs(model: Decoder, attention: AttentionBackend, capture: Capture | None) -> DecodeGraphs | None:
     # Imported here because it imports Triton, which a CPU does not have.
     from backend.attention.triton_paged import TritonAttention
@@ -97,7 +107,7 @@ class ModelRunner:
         num_blocks: blocks of KV cache; None takes what fits (see blocks_that_fit).
         block_size: tokens per block.
         memory_bytes: memory for the cache when num_blocks is None.
-        attention: what attends; None takes Triton on CUDA and torch elsewhere.
+        attention: what attends; None takes Triton on CUDA, elsewhere native kernels or torch.
         capture: how decode steps are captured; None takes CUDA graphs on CUDA and captures nothing elsewhere.
 
     Raises:
@@ -126,14 +136,14 @@ class ModelRunner:
                 dtype=self._model.dtype,
                 device=self._model.device,
             )
-        except RuntimeError:  # what torch raises when it cannot allocate, on every device
+        except (RuntimeError, MemoryError):  # the former is what torch raises, on every device
             needed = num_blocks * bytes_per_block(loaded.config, block_size, self._model.dtype)
             raise ModelError(
                 f"a KV cache of {num_blocks} blocks of {block_size} tokens takes {needed / 2**30:.1f} GiB, "
                 "more than there is; ask for fewer blocks"
             ) from None
         on_gpu = self._model.device.type == "cuda"
-        self._attention = (attention or (_triton_attention if on_gpu else TorchAttention))(loaded.config, cache)
+        self._attention = (attention or (_triton_attention if on_gpu else _cpu_attention))(loaded.config, cache)
         self._graphs: DecodeGraphs | None = None
         if capture is not None or on_gpu:
             self._graphs = _decode_graphs(self._model, self._attention, capture)

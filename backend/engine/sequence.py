@@ -83,6 +83,8 @@ class Sequence:
     """How often a later arrival was admitted while this one did not fit."""
     admitted: bool = False
     """Whether it has ever left the waiting line."""
+    started: bool = False
+    """Whether a step has ever computed any of it."""
     num_prompt_tokens: int = 0
 
     @classmethod
@@ -157,4 +159,5 @@ class Sequence:
             num_published=self.num_published,
             preemptions=self.preemptions,
             admitted=True,
+            started=True,
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from backend.engine.histogram import NO_ITERATION, NO_QUEUE, Distribution
+
 __all__ = ["EngineStats"]
 
 
@@ -41,6 +43,10 @@ class EngineStats:
     requests_finished: int = 0
     stalls: int = 0
     """How often work waited and nothing could be scheduled (each time the head of the line was failed)."""
+    queue_s: Distribution = NO_QUEUE
+    """Seconds from arrival to the first step, by request."""
+    iteration_tokens: Distribution = NO_ITERATION
+    """Tokens computed, by step."""
     healthy: bool = True
 
     @property

@@ -53,7 +53,7 @@ class Decoder:
         """Take the operations from `ops`, or those that fit the weights' device."""
         self.config = config
         self.weights = weights
-        self._ops = ops or choose_ops(weights.embedding.device)
+        self._ops = ops or choose_ops(weights.embedding.device, weights.embedding.dtype)
         device = weights.embedding.device
         self._frequencies = [inverse_frequencies(rope).to(device) for rope in config.ropes]
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
 from backend.models.rope import rotate
+from backend.native.kernels import DTYPES, load_kernels
 
 __all__ = ["Activation", "Ops", "TorchOps", "choose_ops"]
 
@@ -99,10 +100,14 @@ class TorchOps:
         return rotated[:, :heads], rotated[:, heads:]
 
 
-def choose_ops(device: torch.device) -> Ops:
-    """Fused Triton kernels on a GPU that has Triton, plain torch elsewhere."""
+def choose_ops(device: torch.device, dtype: torch.dtype) -> Ops:
+    """Fused kernels (Triton on a GPU, native ones on a CPU) where they can be had, plain torch elsewhere."""
     if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
         from backend.models.triton_ops import TritonOps
 
         return TritonOps()
+    if device.type == "cpu" and dtype in DTYPES and (kernels := load_kernels()) is not None:
+        from backend.models.native_ops import NativeOps
+
+        return NativeOps(kernels)
     return TorchOps()

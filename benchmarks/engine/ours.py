@@ -35,11 +35,19 @@ def continuous(core: EngineCore, items: list[Item]) -> int:
 
 
 def static(core: EngineCore, items: list[Item], size: int) -> int:
-    """Serve batches of `size` in order of arrival, each when the one before is done; returns the output tokens."""
-    tokens = 0
-    for first in range(0, len(items), size):
-        for number, item in enumerate(items[first : first + size]):
-            _add(core, str(number), item)
+    """Serve batches of up to `size`: whoever has arrived when the batch before is done; returns the output tokens.
+
+    Static batching at its best: no batch waits to be full, and a row that is done costs nothing while the longest
+    one goes on, where a real static batch would compute it as padding.
+    """
+    due = deque(enumerate(items))
+    start, tokens = time.monotonic(), 0
+    while due:
+        time.sleep(max(0.0, start + due[0][1].at - time.monotonic()))
+        for _ in range(size):
+            if due and time.monotonic() - start >= due[0][1].at:
+                number, item = due.popleft()
+                _add(core, str(number), item)
         while core.has_work:
             tokens += sum(len(delta.token_ids) for delta in core.step())
     return tokens

@@ -6,10 +6,10 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Figures", "Item", "chat_mix", "long_tail", "serve"]
+__all__ = ["Figures", "Item", "afresh", "chat_mix", "long_tail", "serve"]
 
 _FIRST_ID, _LAST_ID = 100, 49_000
 """Ordinary tokens of the demo model: no control tokens at the start, none that few texts contain."""
@@ -51,16 +51,24 @@ def chat_mix(count: int, within_s: float, seed: int = 5) -> list[Item]:
     return [Item(at, _prompt(rng, rng.randint(64, 512)), rng.randint(16, 256)) for at in arrivals]
 
 
-def long_tail(count: int, longest: int, seed: int = 6) -> list[Item]:
-    """`count` requests that are all there at once: short prompts, outputs by a Pareto law (shape 0.8, from 8).
+def long_tail(count: int, longest: int, within_s: float, seed: int = 6) -> list[Item]:
+    """`count` requests that arrive at random times: prompts of 16 to 64 tokens, outputs of 16 to `longest`.
 
-    Half of the outputs are shorter than 19 tokens, one in ten is longer than 140 (or cut at `longest`).
+    The outputs follow a Pareto law of shape 1: half of them are at most 32 tokens, one in eight is longer than 128.
     """
     rng = random.Random(seed)
+    arrivals = sorted(rng.uniform(0, within_s) for _ in range(count))
     return [
-        Item(0.0, _prompt(rng, rng.randint(16, 64)), min(longest, int(8 * rng.paretovariate(0.8))))
-        for _ in range(count)
+        Item(at - arrivals[0], _prompt(rng, rng.randint(16, 64)), min(longest, int(16 * rng.paretovariate(1.0))))
+        for at in arrivals
     ]
+
+
+def afresh(items: Sequence[Item], number: int) -> list[Item]:
+    """The same requests with other tokens in their prompts, so that pass `number` finds none of them in a cache."""
+    width = _LAST_ID - _FIRST_ID
+    shift = 7919 * number - _FIRST_ID
+    return [item._replace(prompt=[_FIRST_ID + (token + shift) % width for token in item.prompt]) for item in items]
 
 
 def serve(run: Callable[[list[Item], str], Any]) -> None:

@@ -92,6 +92,21 @@ def test_help_explains_every_flag(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--max-num-batched-tokens" in capsys.readouterr().out
 
 
+def test_a_chat_template_is_read_and_checked_before_anything_is_loaded(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chat.jinja"
+    file.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert parse_arguments(["--model", model, "--chat-template", str(file)]).chat_template == file.read_text()
+    assert parse_arguments(["--model", model]).chat_template is None
+    file.write_text("{% for %}")
+    for path, text in ((file, "chat.jinja: chat template, line 1"), (tmp_path / "none", "none cannot be read")):
+        with pytest.raises(SystemExit) as stopped:
+            parse_arguments(["--model", model, "--chat-template", str(path)])
+        assert stopped.value.code == 2
+        assert text in capsys.readouterr().err
+
+
 def test_the_offload_budget_reaches_the_engine(model: str) -> None:
     assert parse_arguments(["--model", model]).engine.offload_blocks == 0
     assert parse_arguments(["--model", model, "--offload-blocks", "9"]).engine.offload_blocks == 9

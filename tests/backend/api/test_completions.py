@@ -109,6 +109,8 @@ async def test_prompt_that_leaves_room_for_one_token_gets_one(worker: Worker) ->
 async def test_special_tokens_begin_completions_and_are_not_added_to_rendered_chats(
     start_worker: StartWorker,
 ) -> None:
+    """llama-cpp-python#1501, vllm#9519, vllm#27486: two BOS tokens."""
+
     class Begins(ByteTokenizer):
         def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
             return ([0] if add_special_tokens else []) + super().encode(text)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from backend.engine.histogram import QUEUE_BOUNDS, Histogram
+from backend.engine.stats import EngineStats
 from tests.backend.api.conftest import Worker
 
 
@@ -29,6 +33,8 @@ async def test_every_series_exists_before_the_first_request(worker: Worker) -> N
     for name in (
         "vllm:num_requests_running",
         "vllm:num_requests_waiting",
+        "vllm:request_queue_time_seconds_count",
+        "vllm:iteration_tokens_total_count",
         "vllm:kv_cache_usage_perc",
         "vllm:prefix_cache_queries_total",
         "vllm:prefix_cache_hits_total",
@@ -62,6 +68,26 @@ async def test_engine_numbers_are_those_of_the_engine(worker: Worker) -> None:
     assert samples["vllm:num_requests_waiting"] == 2
     assert samples["vllm:kv_cache_usage_perc"] == 0.2
     assert samples["trimtab_worker_running_batch_mean"] == 1.5
+
+
+async def test_the_engines_histograms_are_cumulative(worker: Worker, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue = Histogram(QUEUE_BOUNDS)
+    for seconds in (0.001, 0.04, 1e5):
+        queue.observe(seconds)
+    numbers = replace(await worker.engine.stats(), queue_s=queue.distribution())
+
+    async def stats() -> EngineStats:
+        return numbers
+
+    monkeypatch.setattr(worker.engine, "stats", stats)
+    samples = await scrape(worker)
+    assert samples["vllm:request_queue_time_seconds_count"] == 3
+    assert samples["vllm:request_queue_time_seconds_sum"] == pytest.approx(1e5 + 0.041)
+    async with worker.client.get("/metrics") as response:
+        text = await response.text()
+    counts = [float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if "queue_time_seconds_bucket" in line]
+    assert counts == sorted(counts)
+    assert (counts[0], counts[-2], counts[-1]) == (1, 2, 3)
 
 
 async def test_tokens_latencies_and_reasons_are_counted(worker: Worker) -> None:

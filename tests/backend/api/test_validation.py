@@ -149,6 +149,7 @@ CASES = [
 async def test_wrong_parameter_is_named_with_what_is_accepted(
     worker: Worker, path: str, body: dict[str, Any], param: str | None, text: str
 ) -> None:
+    """Ranges too: min_p above 1 zeroed the row (TensorRT-LLM PR#16590)."""
     status, answer = await worker.post(path, **body)
     assert status == 400
     error = answer["error"]

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.attention.cache import KVCache, bytes_per_block
+from backend.attention.chunks import make_context
 from backend.attention.torch_paged import TorchAttention
 from backend.engine.step import StepInput
 from backend.models.config import LayerConfig, ModelConfig
@@ -200,11 +201,9 @@ def test_bytes_per_block_is_what_a_block_takes(dtype: torch.dtype) -> None:
 
 
 def test_neighbouring_blocks_are_read_in_place() -> None:
-    from backend.attention.torch_paged import _make_context
-
     cache = torch.randn(2, 10, 4, 8)
-    run = _make_context([[3, 4, 5]]).read(cache)
+    run = make_context([[3, 4, 5]]).read(cache)
     assert run.data_ptr() == cache[:, 3].data_ptr()
-    scattered = _make_context([[3, 5, 4]]).read(cache)
+    scattered = make_context([[3, 5, 4]]).read(cache)
     assert scattered.shape == run.shape == (1, 2, 12, 8)
     assert torch.equal(scattered[0, :, 4:8], cache[:, 5])

@@ -73,6 +73,7 @@ def test_kernels_equal_the_formula(
     window: int | None,
     block: int,
 ) -> None:
+    """Half precision is widened under the interpreter, which multiplies bit patterns (triton#11584)."""
     world, q, k, v = _world(dtype, lengths, query_lens, group=group, dim=dim, window=window, block=block)
     got = TritonAttention(world.config, world.cache).begin(world.step(query_lens))(0, q, k, v)
     want = _wanted(world, q, query_lens, window)
@@ -101,6 +102,7 @@ def test_the_number_of_splits_does_not_change_the_result(splits: int) -> None:
 
 
 def test_padding_rows_of_a_static_decode_read_and_write_nothing() -> None:
+    """vllm#43810, vllm PR#13922: slot -1 wrote the last slot; padding made keys longer than the slots."""
     world, q, k, v = _world(torch.float32, [19, 9], [1, 1], group=3, dim=16, window=None, block=8)
     attention = TritonAttention(world.config, world.cache)
     step = world.step([1, 1])
@@ -124,6 +126,7 @@ def test_padding_rows_of_a_static_decode_read_and_write_nothing() -> None:
 
 
 def test_strided_keys_and_queries_are_understood() -> None:
+    """xllm PR#932: a slice of a persistent buffer is not contiguous."""
     world, q, k, v = _world(torch.float32, [12], [5], group=3, dim=16, window=None, block=8)
     heads, kv_heads = world.config.num_heads, world.config.num_kv_heads
     qkv = torch.cat([q, k, v], dim=1)  # as the fused projection leaves them

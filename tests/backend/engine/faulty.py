@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 
 import torch
@@ -35,6 +36,17 @@ class FailingRunner(FakeRunner):
 
 def failing(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
     core = fake_core(options, runner=FailingRunner(64, 4))
+    return core, core.info
+
+
+class HangingRunner(FakeRunner):
+    def execute(self, step: StepInput) -> torch.Tensor:
+        threading.Event().wait()
+        raise AssertionError("nobody sets it")
+
+
+def hanging(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    core = fake_core(options, runner=HangingRunner(64, 4))
     return core, core.info
 
 

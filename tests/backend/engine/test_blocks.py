@@ -47,6 +47,7 @@ def test_releasing_twice_does_nothing_the_second_time() -> None:
 
 
 def test_references_never_go_below_zero() -> None:
+    """sglang-jax PR#982, a port of sglang#12224: the last decode slot was freed twice."""
     blocks = pool()
     table = allocate(blocks, 1)
     stale = list(table)
@@ -92,6 +93,7 @@ def test_a_released_prefix_can_be_found_and_revived() -> None:
 
 
 def test_a_block_that_was_allocated_but_not_published_cannot_be_found() -> None:
+    """sglang#38319, nano-vllm#209: blocks were found before their KV was computed."""
     blocks = pool()
     tokens = list(range(8))
     allocate(blocks, 2)
@@ -152,6 +154,7 @@ def test_a_salt_cannot_imitate_tokens_or_another_salt() -> None:
 
 
 def test_digests_differ_for_tokens_that_agree_in_their_low_byte() -> None:
+    """waybarrios/vllm-mlx PR#444: tokens were cut to 8 bits before hashing."""
     blocks = pool()
     a, b = blocks.digests([], [65] * 4, ""), blocks.digests([], [321] * 4, "")
     assert a != b
@@ -165,6 +168,7 @@ def test_digests_depend_on_everything_before_them() -> None:
 
 
 def test_digests_are_128_bit_and_differ_between_processes() -> None:
+    """vllm PR#12621 and PR#15297 (GHSA-rm76-4mrf-v9r8), openvino.genai#3722: predictable or 64-bit hashes."""
     tokens = [1, 2, 3, 4]
     here = BlockPool(1, 4, root=b"a" * 16).digests([], tokens, "")
     there = BlockPool(1, 4, root=b"b" * 16).digests([], tokens, "")

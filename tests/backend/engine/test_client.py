@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import pytest_asyncio
 
-from backend.engine.client import EngineClient
+from backend.engine.client import RED_S, STALL_S, EngineClient
 from backend.engine.errors import EngineDied, EngineError, EngineOverloaded, RequestRefused
 from backend.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 from tests.backend.engine.fake import fake_options, greedy
@@ -177,6 +177,7 @@ async def test_an_id_that_is_used_again_at_once_gets_nothing_of_its_former_owner
 
 
 async def test_more_requests_than_the_engine_takes_are_turned_away_and_none_hangs() -> None:
+    """sglang PR#33940: whoever was turned away was never told."""
     async with engine(max_waiting=2, max_num_seqs=2) as client:
         results = await within(
             asyncio.gather(*(collect(client, request(f"r{i}", [i])) for i in range(9)), return_exceptions=True)
@@ -290,6 +291,38 @@ async def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
         await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:broken")
     with pytest.raises(EngineDied, match=r"ended while it was starting \(exit code 7\)"):
         await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:vanishing")
+
+
+async def test_reports_of_failing_steps_keep_health_red_for_a_while_and_not_for_ever() -> None:
+    """Without traffic no later step could turn it green: whoever asks before sending would never send again."""
+    client = await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:failing")
+    now = 1000.0
+    client._clock = lambda: now
+    for i in range(2):
+        await collect(client, request(f"r{i}", [1]))
+    assert not client.healthy
+    now += RED_S
+    assert client.healthy
+    await client.close()
+
+
+async def test_a_step_that_hangs_turns_health_red() -> None:
+    """vllm#45414: no progress for minutes, and /health says 200."""
+    client = await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:hanging")
+    now = 1000.0
+    client._clock = lambda: now
+    now += 2 * STALL_S
+    assert client.healthy, "at rest nothing has to happen"
+    waiting = asyncio.create_task(collect(client, request("stuck", [1])))
+    await asyncio.sleep(0)
+    assert client._streams
+    now += STALL_S
+    assert client.healthy
+    now += 1.0
+    assert not client.healthy
+    await client.close(grace_s=0.0)
+    with pytest.raises(EngineDied):
+        await within(waiting)
 
 
 async def test_an_engine_whose_steps_keep_failing_ends_and_says_why() -> None:

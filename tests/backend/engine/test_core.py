@@ -138,6 +138,7 @@ def test_an_eos_token_ends_the_text_and_is_counted_but_not_shown() -> None:
 
 
 def test_every_source_of_end_tokens_counts() -> None:
+    """vllm#4180, vllm PR#4182, mlx-vlm PR#2112: end tokens taken from one source only."""
     prompt, at = first_with(20, after=2)
     core = fake_core(eos=(EOS, 20))
     core.add(request("a", prompt, SamplingParams(max_tokens=30, temperature=0.0)))
@@ -145,6 +146,7 @@ def test_every_source_of_end_tokens_counts() -> None:
 
 
 def test_ignore_eos_ignores_all_of_them_and_keeps_the_stop_tokens() -> None:
+    """vllm#4589: the union of the sources broke ignore_eos."""
     prompt, at = first_with(20, after=2)
     core = fake_core(eos=range(64))
     core.add(request("a", prompt, replace(GREEDY, max_tokens=30, stop_token_ids=(20,))))
@@ -163,6 +165,7 @@ def test_the_length_limit_is_max_tokens_or_what_the_model_has_left() -> None:
 
 
 def test_stop_strings_end_a_choice_across_token_boundaries() -> None:
+    """vllm#3574, SwiftLM#126, mlx-knife#68: a stop string over two tokens was missed or leaked."""
     text = FakeDecoder().decode(greedy([1, 2], 12))
     stop = text[4:7]
     core = fake_core()
@@ -175,6 +178,7 @@ def test_stop_strings_end_a_choice_across_token_boundaries() -> None:
 
 
 def test_a_held_back_tail_is_flushed_at_the_length_limit() -> None:
+    """smg PR#2203, vmlx-swift PR#109: what is held back is text, unless a stop string cut it off."""
     text = FakeDecoder().decode(greedy([1, 2], 6))
     core = fake_core()
     core.add(request("a", [1, 2], replace(GREEDY, stop=(text[4:] + "!",))))
@@ -182,6 +186,7 @@ def test_a_held_back_tail_is_flushed_at_the_length_limit() -> None:
 
 
 def test_the_last_real_token_is_not_lost_when_eos_follows_a_partial_stop_match() -> None:
+    """koboldcpp PR#1031."""
     prompt, at = first_with(EOS, after=2)
     text = FakeDecoder().decode(greedy(prompt, at))
     core = fake_core()
@@ -198,6 +203,7 @@ def test_min_tokens_holds_off_every_kind_of_end() -> None:
 
 
 def test_n_choices_have_indices_seeds_and_one_usage_of_their_own() -> None:
+    """vllm#10852: n identical samples when a seed was set."""
     params = SamplingParams(max_tokens=8, seed=5, ignore_eos=True)
     core = fake_core()
     core.add(request("a", [1, 2, 3, 4, 5], params, n=3))
@@ -273,6 +279,7 @@ def test_cached_tokens_are_exactly_those_that_were_not_computed() -> None:
 def test_what_can_never_be_served_is_refused_at_once(
     prompt: list[int], params: SamplingParams, n: int, param: str, match: str
 ) -> None:
+    """vllm#39734, sglang#28530: it waited for ever and blocked the queue."""
     core = fake_core(fake_options(num_blocks=16))
     with pytest.raises(RequestRefused, match=match) as refusal:
         core.add(request("a", prompt, params, n=n))
@@ -281,6 +288,7 @@ def test_what_can_never_be_served_is_refused_at_once(
 
 
 def test_the_longest_prompt_that_fits_is_served() -> None:
+    """vllm#23683: a prompt of exactly the limit ended the runner; vllm#28172: lengths are counted in ids."""
     core = fake_core(fake_options(num_blocks=16))
     core.add(request("a", [1] * 63))
     assert len(run(core)["a", 0].token_ids) == 1
@@ -295,6 +303,7 @@ def test_under_guaranteed_admission_what_could_outgrow_the_pool_is_refused() -> 
 
 
 def test_a_full_line_turns_newcomers_away() -> None:
+    """sglang PR#33940: the refusal was routed nowhere and the client hung."""
     core = fake_core(fake_options(max_waiting=2))
     for name in "ab":
         core.add(request(name, [1]))
@@ -318,6 +327,7 @@ def test_an_id_that_is_running_is_refused_and_may_be_used_again_afterwards() -> 
 
 @pytest.mark.parametrize("steps", range(9))
 def test_aborting_is_legal_in_every_state_and_every_choice_ends_once(steps: int) -> None:
+    """LMCache#3688, vllm#18485: an abort before anything was scheduled ended the engine."""
     core = fake_core(fake_options(prefill_chunk=3, max_num_seqs=4))
     core.add(request("a", list(range(8)), replace(GREEDY, max_tokens=4), n=2))
     core.add(request("b", list(range(10)), replace(GREEDY, max_tokens=4)))
@@ -338,6 +348,7 @@ def test_aborting_is_legal_in_every_state_and_every_choice_ends_once(steps: int)
 
 
 def test_aborting_an_unknown_request_does_nothing() -> None:
+    """vllm PR#25067: an abort that came after the finish freed the blocks twice."""
     assert fake_core().abort("nobody") == []
 
 
@@ -446,6 +457,7 @@ def test_a_row_without_valid_probabilities_ends_alone() -> None:
 
 
 def test_the_watchdog_fails_the_head_when_work_waits_and_nothing_can_be_scheduled() -> None:
+    """vllm#45414: nothing running, work waiting, health 200."""
     core = fake_core(fake_options(num_blocks=4))
     leaked = [core.scheduler.pool.allocate() for _ in range(3)]
     core.add(request("big", [1] * 9))
@@ -542,6 +554,18 @@ def test_stats_count_steps_batches_and_tokens() -> None:
     assert (stats.requests_received, stats.requests_finished) == (2, 2)
     assert stats.step_seconds > 0
     assert stats.kv_usage == 0
+
+
+def test_stats_say_how_long_requests_waited_and_how_much_each_step_computed() -> None:
+    core = fake_core(fake_options(max_num_seqs=1))
+    core.add(request("a", [1, 2, 3], replace(GREEDY, max_tokens=2)))
+    core.add(request("b", [1, 2], replace(GREEDY, max_tokens=1)))
+    run(core)
+    stats = core.stats()
+    assert sum(stats.queue_s.counts) == 2, "once per request"
+    assert stats.queue_s.total > 0
+    assert sum(stats.iteration_tokens.counts) == stats.steps == 3
+    assert stats.iteration_tokens.total == 3 + 1 + 2
 
 
 def test_a_step_that_fails_while_it_saves_loses_what_it_would_have_saved_and_nothing_else() -> None:

@@ -54,6 +54,7 @@ def cut(text: str, lengths: list[int]) -> list[bytes]:
 @example("😀é漢字🏳️‍🌈", [1] * 40)
 @settings(max_examples=200, deadline=None)
 def test_split_characters_never_come_out_broken(text: str, lengths: list[int]) -> None:
+    """waybarrios/vllm-mlx PR#109, tt-inference-server PR#2594: U+FFFD for split emoji."""
     vocabulary = cut(text, lengths)
     decoder = Bytes(vocabulary)
     got = pieces(TextDecoder(decoder), list(range(1, len(vocabulary) + 1)))
@@ -65,6 +66,7 @@ def test_split_characters_never_come_out_broken(text: str, lengths: list[int]) -
 @given(st.lists(st.integers(0, 8), max_size=120))
 @settings(max_examples=300, deadline=None)
 def test_the_pieces_of_any_byte_soup_concatenate_to_the_decoded_whole(ids: list[int]) -> None:
+    """vllm#17448: an invalid prefix must not end the stream."""
     decoder = Bytes([b"a", b"\xf0", b"\x9f", b"\x98", b"\x80", b"\x80\xf0", b"\xe6\xbc", b"\xa2 "])
     assert "".join(pieces(TextDecoder(decoder), ids)) == decoder.decode(ids)
 
@@ -77,6 +79,7 @@ def test_special_tokens_are_left_out_on_request(skip: bool) -> None:
 
 
 def test_an_incomplete_character_at_the_end_comes_out_once() -> None:
+    """tt-inference-server PR#2594."""
     decoder = Bytes([b"a", b"\xf0\x9f", b"\x98"])
     assert pieces(TextDecoder(decoder), [1, 2, 3]) == ["a", "", "", "\ufffd"]
 
@@ -151,6 +154,7 @@ def test_text_without_a_beginning_of_a_stop_string_is_not_held_back() -> None:
 
 
 def test_exactly_the_beginning_of_a_stop_string_is_held_back() -> None:
+    """vllm#3574: neither leaked nor held back by a fixed length."""
     stop_filter = StopFilter(["<|end|>"])
     assert feed(stop_filter, "abc <|e", "x <", "|") == ["abc ", "<|ex ", ""]
     assert stop_filter.flush() == "<|"
@@ -164,6 +168,7 @@ def test_a_stop_string_over_several_pieces_leaks_nothing() -> None:
 
 
 def test_everything_after_the_stop_string_is_discarded_and_the_stop_string_itself_unless_wanted() -> None:
+    """smg PR#2203; TGI#1724: the stop string stayed in the text."""
     assert feed(StopFilter(["\n\n"]), "one\n\ntwo") == ["one"]
     assert feed(StopFilter(["\n\n"], include=True), "one\n\ntwo") == ["one\n\n"]
 
@@ -238,6 +243,7 @@ def run(detokenizer: Detokenizer, ids: list[int]) -> tuple[list[str], str | None
 
 
 def test_stop_strings_match_on_text_not_on_tokens() -> None:
+    """TGI#1979, TGI#1039: only token-aligned stops were seen."""
     decoder = Bytes([b"one t", b"wo th", b"ree"])
     got, stop = run(Detokenizer(decoder, stop=["two"]), [1, 2, 3])
     assert ("".join(got), stop) == ("one ", "two")

@@ -60,11 +60,13 @@ def support(logits: torch.Tensor, params: SamplingParams, draws: int = 400) -> C
     ],
 )
 def test_temperature_zero_and_top_k_one_are_argmax_whatever_else_is_set(params: SamplingParams) -> None:
+    """FreeToken PR#471: greedy by a temperature of 1e-6."""
     logits = torch.randn(20, VOCAB, generator=torch.Generator().manual_seed(1))
     assert tokens(logits, *(state(params, seed=i) for i in range(20))) == logits.argmax(-1).tolist()
 
 
 def test_a_greedy_row_between_random_ones_takes_the_argmax_even_of_a_near_tie() -> None:
+    """FreeToken PR#471: ties flipped in mixed batches."""
     logits = row({4: 1.0, 9: 1.0 - 1e-6})
     batch = logits.expand(3, -1)
     for seed in range(50):
@@ -86,6 +88,7 @@ def test_equal_seed_and_position_give_the_equal_token_and_different_ones_differ(
 
 
 def test_a_seeded_row_is_reproducible_whatever_its_mates_are() -> None:
+    """vllm#51226: not reproducible beside a mate without a seed."""
     logits = torch.randn(6, VOCAB, generator=torch.Generator().manual_seed(2))
     params = SamplingParams(temperature=0.8)
     alone = tokens(logits[2:3], state(params, seed=11))
@@ -198,6 +201,7 @@ def test_logit_bias_is_added_and_bans_at_minus_infinity() -> None:
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
+    """vllm-metal PR#69: they were applied to the prompt."""
     logits = row({1: 1.0, 9: 0.9})
     params = replace(GREEDY, presence_penalty=0.5)
     assert tokens(logits, state(params, prompt=(1, 1, 1))) == [1], "1 is in the prompt only"
@@ -213,6 +217,7 @@ def test_presence_is_once_and_frequency_is_by_count() -> None:
 
 
 def test_the_repetition_penalty_covers_the_prompt_and_counts_a_token_once() -> None:
+    """lattice#312: compounded per occurrence; vllm-metal PR#69: prompt tokens were missing."""
     logits = row({1: 2.0, 9: 1.1}, rest=-5.0)
     params = replace(GREEDY, repetition_penalty=1.5)
     assert tokens(logits, state(params, prompt=(1,))) == [1], "2 / 1.5 is still above 1.1"
@@ -226,6 +231,7 @@ def test_the_repetition_penalty_makes_negative_logits_smaller() -> None:
 
 
 def test_a_shorter_rows_penalties_touch_no_token_it_does_not_have() -> None:
+    """TGI PR#1765: padding ids were penalised in batches."""
     logits = row({0: 1.0, 9: 0.9}).expand(2, -1)
     params = replace(GREEDY, presence_penalty=2.0, repetition_penalty=2.0)
     long, short = state(params, prompt=(3, 4), output=tuple(range(5, 30))), state(params, prompt=(), output=())
@@ -323,6 +329,7 @@ TOKENS = st.lists(st.integers(0, VOCAB - 1), max_size=6).map(tuple)
 def test_a_batch_samples_as_its_rows_would_alone(
     rows: list[tuple[SamplingParams, tuple[int, ...], tuple[int, ...], int]], scale: float, salt: int, candidates: int
 ) -> None:
+    """aprender PR#2080: the batched path dropped top_p."""
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(salt)) * scale
 
     def states() -> list[SamplingState]:

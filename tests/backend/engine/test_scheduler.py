@@ -26,6 +26,7 @@ def test_one_request_alone_produces_what_the_model_says() -> None:
 
 
 def test_rows_that_finish_at_every_different_step_do_not_disturb_the_others() -> None:
+    """scouzi1966/maclocal-api#140."""
     driver = Driver(64, 4)
     for i in range(8):
         driver.add(f"r{i}", prompt(3 + i, i), 1 + i)
@@ -96,6 +97,7 @@ def test_seats_bound_how_many_sequences_run_at_once() -> None:
 
 
 def test_a_request_whose_pending_token_completes_it_is_not_scheduled_again() -> None:
+    """transformers continuous batching: max_new_tokens was checked one step late, for a useless token."""
     driver = Driver()
     driver.add("a", prompt(4), 3)
     driver.run()
@@ -163,6 +165,7 @@ def test_an_equal_prompt_computes_only_what_the_cache_cannot_give(length: int) -
 
 
 def test_a_full_hit_still_computes_the_last_token() -> None:
+    """nano-vllm#144: a full hit left no query to compute."""
     driver = Driver(32, 4)
     driver.add("a", prompt(8), 5)
     driver.run()
@@ -184,6 +187,7 @@ def test_generated_tokens_are_reused_by_the_next_turn_of_a_conversation() -> Non
 
 
 def test_requests_of_one_prefill_batch_do_not_match_blocks_that_are_only_allocated() -> None:
+    """nano-vllm#209, #208."""
     driver = Driver(32, 4)
     driver.add("a", prompt(9), 3)
     twin = driver.add("b", prompt(9), 3)
@@ -216,6 +220,7 @@ def test_a_twin_is_never_left_without_a_token_to_compute() -> None:
 
 
 def test_half_computed_prefills_that_are_taken_back_leave_nothing_wrong_behind() -> None:
+    """sglang#38319: pages of a retracted prefill served garbage."""
     driver = Driver(32, 4, prefill_chunk=6)
     first = driver.add("a", prompt(16), 3)
     driver.step()
@@ -228,6 +233,7 @@ def test_half_computed_prefills_that_are_taken_back_leave_nothing_wrong_behind()
 
 
 def test_two_tenants_with_salts_of_their_own_never_share_a_block() -> None:
+    """llama.cpp#27148."""
     driver = Driver(64, 4)
     driver.add("a", prompt(16), 2, salt="one")
     driver.run()
@@ -275,6 +281,7 @@ def test_preemption_at_every_possible_step_and_block_offset(at: int, cache: bool
 
 
 def test_the_token_sampled_by_the_recomputation_is_the_next_token() -> None:
+    """nano-vllm PR#217, vllm-gaudi PR#524: the token was dropped, or appended twice."""
     driver = Driver(32, 4, prefix_cache=False)
     sequence = driver.add("a", prompt(5), 8)
     for _ in range(4):
@@ -296,6 +303,7 @@ def test_the_last_by_policy_is_preempted_first() -> None:
 
 
 def test_preempted_requests_resume_ahead_of_every_newcomer() -> None:
+    """vllm#41951: queued by arrival, they lost to fresh ones and were computed again."""
     driver = Driver(6, 2, max_num_seqs=2, policy=Priority())
     driver.add("first", prompt(4), 7)
     second = driver.add("second", prompt(4, 9), 7, slack=100.0)
@@ -423,6 +431,7 @@ def test_optimistic_admission_preempts_in_the_same_situation() -> None:
 
 
 def test_priority_admits_the_urgent_first_and_ages_the_patient() -> None:
+    """teradata loom PR#376: ageing put everything into one class. vllm PR#20608: keys must not move in a heap."""
     driver = Driver(32, 4, max_num_seqs=1, policy=Priority())
     driver.add("running", prompt(4), 2)
     driver.step()
@@ -470,6 +479,7 @@ class Witness(Priority):
 @given(st.lists(st.tuples(st.integers(1, 8), st.floats(0, 0.02), st.integers(0, 2)), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
 def test_nobody_is_overtaken_by_what_arrives_later_than_its_slack(arrivals: list[tuple[int, float, int]]) -> None:
+    """sglang#31954: cache-cold requests starved; the bound composes with any order."""
     policy = Witness()
     driver = policy.driver = Driver(10, 2, max_num_seqs=3, max_num_batched_tokens=6, policy=policy)
     for number, (length, slack, steps) in enumerate(arrivals):
@@ -481,6 +491,7 @@ def test_nobody_is_overtaken_by_what_arrives_later_than_its_slack(arrivals: list
 
 
 def test_removing_is_legal_in_every_state_and_idempotent() -> None:
+    """vllm PR#25067."""
     for steps in range(8):
         driver = Driver(32, 4, prefill_chunk=3, max_num_seqs=2)
         sequences = [driver.add(f"r{i}", prompt(8, i), 3, n=1 + i % 2) for i in range(3)]

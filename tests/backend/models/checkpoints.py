@@ -22,7 +22,7 @@ _SMALL: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
-    "head_dim": 16,
+    "head_dim": 32,
     "max_position_embeddings": 2048,
     "initializer_range": 0.2,
     "bos_token_id": 1,

@@ -22,6 +22,7 @@ NEW_TOKENS = 5
 
 
 def test_logits_are_bitwise_equal_alone_and_in_company() -> None:
+    """vllm PR#2514, exllamav2#232: the batch size changed greedy tokens."""
     torch.set_num_threads(1)
     try:
         loaded = load_model("demo", dtype="float32")

@@ -25,7 +25,7 @@ from tests.backend.models.checkpoints import MiniLoop, Sequence
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-NEW_TOKENS = 8
+NEW_TOKENS = 16
 MARGIN = 1e-3
 """Logits closer than this may change places with the order of a sum; equal ids else."""
 
@@ -41,6 +41,9 @@ QUESTIONS = (
     "日本の首都はどこですか?",
     "Explain gravity to a child.",
 )
+TOPICS = ("the moon", "bread", "a prime number", "Python", "the French Revolution", "coffee", "rain", "chess",
+          "whales", "the number zero")  # fmt: skip
+ASKED = ("Tell me one fact about {}.", "Write a haiku about {}.", "Why does {} matter? Answer in ten words.")
 CONTINUATIONS = (
     "The capital of France is",
     "Once upon a time, in a small village by the sea,",
@@ -67,8 +70,11 @@ def demo() -> LoadedModel:
 @pytest.fixture(scope="module")
 def prompts(demo: LoadedModel) -> list[list[int]]:
     tokenizer = demo.tokenizer
-    chats = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in QUESTIONS]
-    return [tokenizer.encode(text, add_special_tokens=False) for text in (*chats, *CONTINUATIONS)]
+    asked = [text.format(topic) for text in ASKED for topic in TOPICS]
+    chats = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in (*QUESTIONS, *asked)]
+    ids = [tokenizer.encode(text, add_special_tokens=False) for text in (*chats, *CONTINUATIONS)]
+    assert len(ids) == 50
+    return ids
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +127,7 @@ def check(reference: transformers.PreTrainedModel) -> Check:
 
 def test_greedy_ids_equal_transformers_alone(demo: LoadedModel, prompts: list[list[int]], check: Check) -> None:
     loop = MiniLoop(ModelRunner(demo, num_blocks=64, block_size=16))
-    for ids in prompts:
+    for ids in prompts[::3]:
         sequence = Sequence(list(ids))
         logits = loop.prefill(sequence, 512)[-1]
         for _ in range(NEW_TOKENS - 1):

@@ -25,7 +25,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 
 def test_a_cache_takes_the_memory_it_is_given(loaded: LoadedModel) -> None:
     per_block = bytes_per_block(loaded.config, 8, torch.float32)
-    assert per_block == 2 * 2 * 2 * 16 * 8 * 4
+    assert per_block == 2 * 2 * 2 * 32 * 8 * 4
     assert blocks_that_fit(loaded, 8, memory_bytes=10 * per_block + 5) == 10
     assert blocks_that_fit(loaded, 8, memory_bytes=10 * per_block, max_tokens=41) == 6
     runner = ModelRunner(loaded, block_size=8, memory_bytes=3 * per_block)
@@ -38,7 +38,7 @@ def test_without_a_number_some_of_the_free_memory_is_taken(loaded: LoadedModel) 
 
 
 def test_too_little_memory_is_refused_with_the_least_that_works(loaded: LoadedModel) -> None:
-    with pytest.raises(ModelError, match=r"at least 4096 bytes for one block, 100 are available"):
+    with pytest.raises(ModelError, match=r"at least 8192 bytes for one block, 100 are available"):
         blocks_that_fit(loaded, 8, memory_bytes=100)
 
 

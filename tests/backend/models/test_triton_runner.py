@@ -23,6 +23,7 @@ pytestmark = pytest.mark.triton
 
 
 def test_static_decodes_are_right_while_batches_grow_and_shrink(tmp_path: Path) -> None:
+    """sglang PR#24743, #32555, TensorRT-LLM PR#17110: stale padding and values frozen at capture."""
     torch.set_num_threads(1)
     reference = make_checkpoint("mistral", tmp_path)
     captured: list[Callable[[], torch.Tensor]] = []
@@ -47,6 +48,7 @@ def test_static_decodes_are_right_while_batches_grow_and_shrink(tmp_path: Path) 
 
 
 def test_warming_up_captures_every_bucket_a_batch_can_fall_into(tmp_path: Path) -> None:
+    """xllm PR#1939: padding rows need metadata that is valid."""
     make_checkpoint("llama", tmp_path)
     loaded = load_model(tmp_path, dtype="float32")
     sizes: list[int] = []

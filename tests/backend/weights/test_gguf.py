@@ -193,7 +193,7 @@ def test_a_model_out_of_gguf_gives_transformers_logits(family: str, tmp_path: Pa
         # GGUF implies Gemma's layer pattern (every sixth layer is global) and query scale.
         torch.manual_seed(0)
         small = FAMILIES["gemma3"]().config.to_dict()
-        small |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": 16}
+        small |= {"num_hidden_layers": 6, "layer_types": None, "query_pre_attn_scalar": small["head_dim"]}
         small["final_logit_softcapping"] = None
         reference = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**small)).eval()
     else:
