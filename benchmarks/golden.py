@@ -13,8 +13,6 @@ import argparse
 import asyncio
 import json
 import random
-import re
-import signal
 import sys
 import tempfile
 import time
@@ -25,16 +23,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import aiohttp
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from benchmarks.serving import serving
 from tests.support.mock_upstream import MockUpstream
 
 __all__ = ["KINDS", "Fate", "compare", "main", "play"]
 
 CHAT, EMBED, COMPLETE = "/v1/chat/completions", "/v1/embeddings", "/v1/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-_START_S = 60.0
 _AT_ONCE = 40
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -252,34 +249,13 @@ def _outcome(fate: Fate) -> str:
 
 async def run(requests: int, workers: int, folder: Path) -> tuple[list[Fate], list[str], float]:
     """Play against a `trimtab serve` of its own; return fates, differences and seconds."""
-    async with MockUpstream() as upstream:
-        (folder / "trimtab.yaml").write_text(yaml.safe_dump(config(upstream.url)))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "proxy.cli", "serve", "--port", "0", "--admin-port", "0",
-            "--workers", str(workers), "-c", str(folder / "trimtab.yaml"),
-            stderr=(folder / "stderr.txt").open("wb"),
-        )  # fmt: skip
-        try:
-            urls = await _announced(process, folder / "stderr.txt")
-            begun = time.monotonic()
-            fates, found = await play(*urls, requests)
-            return fates, compare(fates, found), time.monotonic() - begun
-        finally:
-            if process.returncode is None:
-                process.send_signal(signal.SIGTERM)
-            await process.wait()
-
-
-async def _announced(process: asyncio.subprocess.Process, log: Path) -> tuple[str, str]:
-    """Wait until it serves; return the URLs of both its ports. Raises RuntimeError when it does not."""
-    for _ in range(int(_START_S / 0.1)):
-        said = dict(re.findall(r"^(proxy|admin) +(http://[^ ]+)", log.read_text(), re.MULTILINE))
-        if len(said) == 2:
-            return said["proxy"], said["admin"]
-        if process.returncode is not None:
-            break
-        await asyncio.sleep(0.1)
-    raise RuntimeError(f"trimtab serve did not start: {log.read_text()}")
+    async with (
+        MockUpstream() as upstream,
+        serving(config(upstream.url), folder, "--workers", str(workers)) as served,
+    ):
+        begun = time.monotonic()
+        fates, found = await play(served.proxy, served.admin, requests)
+        return fates, compare(fates, found), time.monotonic() - begun
 
 
 def main() -> None:

@@ -94,6 +94,12 @@ class Seen:
     aborted_at: float | None = None
     """When the other side closed before the answer was complete (monotonic)."""
     finished: bool = False
+    ended_at: float = 0.0
+    """When its answer was written whole (monotonic); 0 while it is not."""
+    status: int = 0
+    """What it was answered with; 0 for nothing."""
+    how: Behaviour = field(default_factory=Behaviour)
+    """How it was to be treated."""
     continued: bool = False
 
     def header(self, name: str) -> str | None:
@@ -208,6 +214,7 @@ class MockUpstream:
         seen = Seen(method, target, headers, connection=number, at=time.monotonic())
         mock = seen.header("x-mock")
         behaviour = replace(self.default, **_known(json.loads(mock))) if mock else self.default
+        seen.how = behaviour
         self.seen.append(seen)
         self._changed.set()
         if (seen.header("upgrade") or "").lower() == "websocket":
@@ -275,6 +282,7 @@ class MockUpstream:
         if how.interim is not None:
             writer.write(b"HTTP/1.1 %d Interim\r\nLink: </x>\r\n\r\n" % how.interim)
         status, kind, pieces = self._content(seen, how)
+        seen.status = status
         framing = how.framing
         if framing == "auto":
             framing = "chunked" if len(pieces) > 1 else "length"
@@ -296,8 +304,8 @@ class MockUpstream:
             pieces = []
             framing = "length"
         done = await self._write(writer, pieces, framing, how)
-        seen.finished = done
         await writer.drain()
+        seen.finished, seen.ended_at = done, time.monotonic() if done else 0.0
         return done and framing != "close" and not how.close and not how.drop_idle
 
     async def _write(self, writer: asyncio.StreamWriter, pieces: list[bytes], framing: str, how: Behaviour) -> bool:

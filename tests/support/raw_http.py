@@ -108,9 +108,9 @@ class RawClient:
     async def answer(self, *, head_only: bool = False, timeout: float = 10.0) -> Answer:
         """Read one response, skipping interim ones."""
         async with asyncio.timeout(timeout):
-            status, reason, headers = await self.head()
+            status, reason, headers = await self.head(timeout)
             while 100 <= status < 200 and status != 101:
-                status, reason, headers = await self.head()
+                status, reason, headers = await self.head(timeout)
             head = Answer(status, reason, headers, b"", True)
             if head_only or status in (101, 204, 304):
                 return head
