@@ -121,7 +121,7 @@ class Asking(Answering):
         if call is not None:
             outgoing.body = call.body
             outgoing.is_json = True
-        elif incoming.complete:
+        elif incoming.complete and incoming.announced_trailers is None:
             outgoing.body = incoming.body_now()
             if outgoing.body:
                 incoming.put_back(outgoing.body)
@@ -133,5 +133,6 @@ class Asking(Answering):
             outgoing.upload = Upload(incoming, self.service.limits.body_timeout_s)
             outgoing.length = incoming.length
             outgoing.expects_continue = incoming.expects_continue
+            outgoing.trailer = incoming.announced_trailers
             outgoing.replayable = False
         return outgoing

@@ -322,7 +322,8 @@ class Flight(Asking):
             self.refuse(error.outcome)
         elif isinstance(error, UpstreamError):
             self.refuse(outcome_of(error))
-        elif isinstance(error, ConnectionError):
+        elif isinstance(error, ConnectionError) or self.transport.is_closing():
+            # uvloop's word for writing to a transport that was just closed is a RuntimeError.
             self.ticket.left()
             self.close = True
         else:

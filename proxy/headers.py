@@ -24,8 +24,8 @@ _REQUEST: dict[bytes, int] = {
     b"keep-alive": _DROP,
     b"proxy-connection": _DROP,
     b"proxy-authorization": _DROP,
-    b"te": _DROP,
-    b"trailer": _DROP,
+    b"te": _NOTE,
+    b"trailer": _NOTE,
     b"transfer-encoding": _NOTE,
     b"upgrade": _NOTE,
     b"content-length": _LENGTH,
@@ -220,6 +220,9 @@ class RequestFields:
                 noted.get(b"x-forwarded-proto") or scheme.encode(),
                 b"1.1 trimtab" if via is None else b"%b, 1.1 trimtab" % via,
             )
+            if b"trailers" in connection_options(noted.get(b"te", b"")):
+                # We pass them on, so we may ask for them in the client's place (RFC 9110 section 10.1.4).
+                self.hop += b"TE: trailers\r\nConnection: TE\r\n"
         return self.hop
 
     def identity(self) -> tuple[object, ...]:
@@ -252,7 +255,7 @@ _INDIFFERENT = frozenset(
     }
 )
 _INDIFFERENT_PREFIX = b"x-stainless-"
-_LISTS = frozenset({b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade"})
+_LISTS = frozenset({b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
 _STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 
 

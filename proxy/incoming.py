@@ -13,6 +13,7 @@ from aiohttp.http_parser import RawRequestMessage
 
 from proxy.headers import RequestFields
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused, SlowClient
+from proxy.trailers import TrailerScanner
 
 __all__ = ["Incoming", "Limits", "Opening", "Upload"]
 
@@ -203,6 +204,17 @@ class Incoming:
             return False
         return self.http11 and self.method == "GET" and upgrade.strip().lower() == b"websocket"
 
+    @property
+    def announced_trailers(self) -> bytes | None:
+        """The names of the trailer fields that are to come behind the body; None where none are."""
+        return self.fields.get(b"trailer") if self.fields.get(b"transfer-encoding") is not None else None
+
+    @property
+    def trailers(self) -> list[tuple[bytes, bytes]]:
+        """The trailer fields that may go on, once the body has been read."""
+        scanner: TrailerScanner | None = self.protocol.trailers
+        return [] if scanner is None else scanner.fields
+
     async def drain(self) -> None:
         """Wait until the client takes more."""
         await self.protocol._drain_helper()
@@ -289,3 +301,8 @@ class Upload:
     def gone(self) -> bool:
         """Whether the client left."""
         return self._incoming.gone()
+
+    @property
+    def trailers(self) -> list[tuple[bytes, bytes]]:
+        """Fields to send behind it, once it has been read."""
+        return self._incoming.trailers

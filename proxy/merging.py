@@ -10,7 +10,7 @@ from math import ceil, log2
 from proxy.headers import lines_of
 from proxy.lease import Lease
 from proxy.merger import Batch
-from proxy.outcome import InternalFault, NoUpstream, Outcome, UpstreamFailed, UpstreamTimeout
+from proxy.outcome import InternalFault, NoUpstream, Outcome, OutOfConnections, UpstreamFailed, UpstreamTimeout
 from proxy.parts import PartHeads
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
@@ -35,6 +35,8 @@ def outcome_of(error: UpstreamError) -> Outcome:
     """Return what a failed upstream call means for the client that waits for it."""
     if error.is_timeout:
         return UpstreamTimeout(error.failure.value)
+    if error.failure is Failure.NO_DESCRIPTORS:
+        return OutOfConnections()
     return UpstreamFailed(error.failure.value)
 
 
@@ -147,7 +149,7 @@ class MergeRun:
             )
         except UpstreamError as error:
             self._last = error
-            if len(members) == 1 or error.is_timeout or error.failure is Failure.CONNECT:
+            if len(members) == 1 or error.is_timeout or error.unsent:
                 self._settle(members)
                 return True
             return False

@@ -44,7 +44,7 @@ ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthroug
 """Routes whose series exist from the start; others appear with their first request."""
 SHED_REASONS = (
     "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
-    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream",
+    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream", "out_of_connections",
 )  # fmt: skip
 """The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)

@@ -28,6 +28,7 @@ __all__ = [
     "InternalFault",
     "NoRoute",
     "NoUpstream",
+    "OutOfConnections",
     "Outcome",
     "QueueFull",
     "Refused",
@@ -301,6 +302,21 @@ class NoUpstream(_Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfConnections(_Outcome):
+    """This process may open no more files, so no connection to an upstream can be made."""
+
+    status: ClassVar[int] = 503
+    result: ClassVar[Result] = Result.REFUSED
+    reason = "out_of_connections"
+    message = "The proxy can open no more connections."
+
+    @property
+    def retry_after_s(self) -> float:
+        """Some are closed all the time."""
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamBusy(_Outcome):
     """The upstream said 429 or 503, and its answer was given up for another pool's, which is gone."""
 
@@ -400,6 +416,7 @@ Outcome: TypeAlias = (
     | InternalFault
     | NoRoute
     | NoUpstream
+    | OutOfConnections
     | QueueFull
     | Shed
     | SlowClient

@@ -22,6 +22,7 @@ from proxy.incoming import Incoming, Opening
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.repeat import RepeatedHead
 from proxy.reply import SENT_CLOSE, SENT_KEEP, head_bytes
+from proxy.trailers import TrailerScanner
 from proxy.wire.registry import wire_format
 
 __all__ = ["ClientProtocol"]
@@ -39,7 +40,7 @@ class ClientProtocol(RequestHandler):
     requests that are stuck (`proxy.flight`), that a slow client holds up, or that only aiohttp can read.
     """
 
-    __slots__ = ("_flight", "_opening", "_owed", "_repeat", "seen", "slow")
+    __slots__ = ("_flight", "_opening", "_owed", "_repeat", "seen", "slow", "trailers")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -53,6 +54,8 @@ class ClientProtocol(RequestHandler):
         self._opening: Opening | None = None
         self._flight: Flight | None = None
         """The request that is served; there is one at a time."""
+        self.trailers: TrailerScanner | None = None
+        """Looks for the trailer fields that the latest request has announced; None where it has not."""
 
     # -- what comes in -------------------------------------------------------------------------------------
 
@@ -74,6 +77,10 @@ class ClientProtocol(RequestHandler):
                 return
         known = len(self._messages)
         super().data_received(data)
+        if self.trailers is not None and not self.trailers.done:
+            self.trailers.feed(data)
+        elif len(self._messages) == known + 1:
+            self._await_trailers(data, self._messages[known][0])
         if self._owed > 0:
             self._owed = max(_LOST, self._owed - len(data))
         elif self._owed == 0 and data:
@@ -107,6 +114,15 @@ class ClientProtocol(RequestHandler):
         """The client takes more."""
         self.slow = False
         super().resume_writing()
+
+    def _await_trailers(self, data: bytes, message: Any) -> None:
+        """Look for trailers behind the body of `message`, whose head ends in `data`, if it announces some."""
+        announced = isinstance(message, RawRequestMessage) and message.chunked and "Trailer" in message.headers
+        self.trailers = TrailerScanner() if announced else None
+        if self.trailers is not None:
+            # A head that came in several pieces may end inside the blank line; then nothing is understood, and lost
+            # are the trailers alone.
+            self.trailers.feed(data[data.find(b"\r\n\r\n") + 4 :])
 
     # -- serving -------------------------------------------------------------------------------------------
 

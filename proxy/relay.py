@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Protocol
 
 from proxy.headers import RawHeaders, lines_of
+from proxy.trailers import passable
 from proxy.upstream.exchange import Exchange
 from proxy.wire.base import Tap
 
@@ -180,7 +181,7 @@ def cut_short(exchange: Exchange, tap: Tap | None) -> bool:
 def reset(transport: asyncio.Transport) -> None:
     """Close a connection so that its end cannot be taken for the end of a body: by a reset."""
     sock = transport.get_extra_info("socket")
-    if sock is not None:
+    if sock is not None and not transport.is_closing():
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
     transport.abort()
 
@@ -191,4 +192,4 @@ def chunked_body(body: bytes, trailers: RawHeaders) -> bytes:
 
 
 def _last_chunk(trailers: RawHeaders) -> bytes:
-    return b"0\r\n\r\n" if not trailers else b"0\r\n%b\r\n" % lines_of(trailers)
+    return b"0\r\n\r\n" if not trailers else b"0\r\n%b\r\n" % lines_of(passable(trailers))

@@ -64,9 +64,11 @@ def _reread(file: Path | None, overrides: list[Override]) -> Config:
 def run(config: Config, reread: Callable[[], Config]) -> int:
     """Take both ports, then serve until a signal; return the exit code. Exits with 2 when a port is taken."""
     from proxy import logs
+    from proxy.descriptors import needed, raise_limit
     from proxy.sockets import BindError, address_of, bind, bind_shared
 
     logs.setup(config.log)
+    raise_limit(needed(config))
     config = kept_somewhere(config, os.environ)
     if config.tracing.enabled:
         from proxy.tracing import exporter_for

@@ -68,10 +68,12 @@ def command(
     except BindError as error:
         die(error)
     from proxy import logs
+    from proxy.descriptors import needed, raise_limit
     from proxy.run import run_loop
     from proxy.store import StoreError
 
     logs.setup(config.log)
+    raise_limit(needed(config))
     arguments = [sys.executable, "-m", "backend", "--model", model, "--port", str(worker_port)]
     arguments += [*(_DEMO_DTYPE if model == DEMO_MODEL else ()), *worker_args]
     up = _Up(find_file(file), overrides, data, admin)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from collections import deque
 from math import inf
 from random import random
@@ -16,6 +17,7 @@ from proxy.upstream.resolve import Resolve, is_address, lookup, spread
 
 __all__ = ["ConnectionPool"]
 
+_NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _AGE_SPREAD = 0.2
 """Share of the greatest age by which connections are retired earlier, at random."""
 
@@ -131,7 +133,8 @@ class ConnectionPool:
             raise UpstreamError(Failure.CONNECT_TIMEOUT, f"no connection to {address.url} in time") from None
         except OSError as error:
             self._hand_on(None)
-            raise UpstreamError(Failure.CONNECT, f"cannot connect to {address.url}: {error}") from None
+            failure = Failure.NO_DESCRIPTORS if error.errno in _NO_DESCRIPTORS else Failure.CONNECT
+            raise UpstreamError(failure, f"cannot connect to {address.url}: {error}") from None
         except asyncio.CancelledError:
             self._hand_on(None)
             raise

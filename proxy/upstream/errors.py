@@ -14,6 +14,8 @@ class Failure(StrEnum):
     """No connection could be made: nothing was sent."""
     CONNECT_TIMEOUT = "connect_timeout"
     """No connection within the connect timeout: nothing was sent."""
+    NO_DESCRIPTORS = "no_descriptors"
+    """We may open no more files: nothing was sent, and the upstream has nothing to do with it."""
     STALE = "stale"
     """A kept connection was closed by the other side before it answered anything."""
     RESET = "reset"
@@ -33,7 +35,7 @@ class Failure(StrEnum):
 _TIMEOUTS = frozenset(
     {Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT, Failure.TOTAL_TIMEOUT}
 )
-_UNSENT = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT})
+_UNSENT = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.NO_DESCRIPTORS})
 
 
 class UpstreamError(Exception):

@@ -8,6 +8,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from proxy.headers import lines_of
 from proxy.lease import Lease
 from proxy.upstream.connection import Connection
 from proxy.upstream.endpoint import Endpoint
@@ -143,6 +144,8 @@ class Group:
                 if error.failure is Failure.STALE and not fresh and outgoing.replayable:
                     fresh = True
                     continue
+                if error.failure is Failure.NO_DESCRIPTORS:
+                    raise error
                 endpoint.failed(monotonic())
                 tried.append(endpoint)
                 if error.is_timeout and error.failure is not Failure.CONNECT_TIMEOUT:
@@ -275,7 +278,7 @@ async def _pump(connection: Connection, exchange: Exchange, outgoing: Outgoing) 
                     raise ConnectionResetError("the client left during its upload")
         if not exchange.ended:
             if chunked:
-                connection.write(b"0\r\n\r\n")
+                connection.write(b"0\r\n%b\r\n" % lines_of(upload.trailers))
             connection.uploading = False
     except Exception as error:
         # The client's side broke: the upstream must not take half a body for a whole one.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
 import orjson
@@ -21,6 +21,11 @@ class Upload(Protocol):
 
     def gone(self) -> bool:
         """Whether whoever sends it went away; asked while nobody reads, when nothing else would tell."""
+        ...
+
+    @property
+    def trailers(self) -> Sequence[tuple[bytes, bytes]]:
+        """Fields to send behind it, once it has been read."""
         ...
 
 
@@ -43,6 +48,7 @@ class Outgoing:
         "method",
         "replayable",
         "target",
+        "trailer",
         "upgrade",
         "upload",
     )
@@ -75,6 +81,8 @@ class Outgoing:
         self.length = length
         """Declared length of the upload; None when it is chunked."""
         self.expects_continue = expects_continue
+        self.trailer: bytes | None = None
+        """Names of the fields that come behind a chunked upload."""
         self.upgrade: bytes | None = None
         """The protocol to switch to, where the client asked for it."""
         self.hint: int | None = None
@@ -89,6 +97,8 @@ class Outgoing:
             framing = (
                 b"Transfer-Encoding: chunked\r\n" if self.length is None else b"Content-Length: %d\r\n" % self.length
             )
+            if self.trailer is not None and self.length is None:
+                framing += b"Trailer: %b\r\n" % self.trailer
             if self.expects_continue:
                 framing += b"Expect: 100-continue\r\n"
         elif body or self.method not in _BODILESS:

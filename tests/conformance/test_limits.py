@@ -5,13 +5,18 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import resource
 from http import HTTPStatus
 
 import pytest
 
+from proxy.config.model import Config
+from proxy.descriptors import needed, raise_limit
 from proxy.incoming import Limits
 from proxy.server import ServerLimits
+from proxy.upstream.connections import ConnectionPool
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient, request_bytes
@@ -199,18 +204,56 @@ async def test_pools_are_chosen_by_path_then_model_in_order() -> None:
             assert (len(a.seen), len(b.seen), len(c.seen)) == (1, 1, 1)
 
 
-async def test_500_streams_at_once() -> None:
+async def test_2000_streams_at_once() -> None:
     async with MockUpstream(Behaviour(tokens=3, gap=0.001, gate="go")) as up:
-        async with Stack(up.url, setpoints={"max_batch_size": {"initial": 600, "max": 600}, "window_ms": 0}) as stack:
+        config = {"connections": {"max": 3000}, "queue": {"max_requests": 3000}}
+        async with Stack(
+            up.url, **config, setpoints={"max_batch_size": {"initial": 3000, "max": 3000}, "window_ms": 0}
+        ) as stack:
 
             async def one() -> None:
                 async with RawClient(stack.port) as client:
-                    answer = await client.ask("POST", PATH, body={**CHAT, "stream": True}, timeout=30)
+                    answer = await client.ask("POST", PATH, body={**CHAT, "stream": True}, timeout=60)
                     assert answer.complete
                     assert answer.body.endswith(b"data: [DONE]\n\n")
 
-            streams = [asyncio.create_task(one()) for _ in range(500)]
-            await up.until(lambda: up.inflight == 500, timeout=30)
+            streams = [asyncio.create_task(one()) for _ in range(2000)]
+            await up.until(lambda: up.inflight == 2000, timeout=60)
             up.open("go")
             await asyncio.gather(*streams)
             await stack.settled()
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/embeddings", "/elsewhere"])
+async def test_a_process_that_may_open_no_more_files_says_503_and_blames_no_upstream(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(*_: object) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async with (
+        MockUpstream() as up,
+        Stack(up.url, health={"eject_after": 1}) as stack,
+        RawClient(stack.port) as client,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(ConnectionPool, "_connect", full)
+            answer = await client.ask("POST", path, body={**CHAT, "input": "x"})
+            assert (answer.status, answer.header("x-trimtab-reason")) == (503, "out_of_connections")
+            assert answer.header("retry-after") == "1"
+        assert stack.pool.stats()["upstreams"][0]["failures_in_row"] == 0
+        assert (await client.ask("POST", path, body={**CHAT, "input": "x"})).status == 200
+        await stack.settled()
+
+
+def test_the_limit_on_open_files_is_raised_as_far_as_it_goes(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: made.append(pair))
+    assert [raise_limit(wanted) for wanted in (1000, 2000, 10_000)] == [1024, 2000, 4096]
+    assert made == [(2000, 4096), (4096, 4096)]
+    assert "ulimit -n" in caplog.text
+    config = Config.model_validate({"upstreams": ["http://a"], "limits": {"max_connections": 2000}})
+    assert 3000 < needed(config) < 3300

@@ -83,6 +83,22 @@ async def test_an_upstream_that_cannot_be_read_is_held_against_nobody(fault: dic
             await stack.settled()
 
 
+async def test_what_they_say_changes_nothing_that_is_done() -> None:
+    """Their gauges lag by seconds: our own count of what is in flight decides."""
+    async with MockUpstream() as full, MockUpstream() as free:
+        full.metrics = VLLM.replace("} 2.0", "} 5000.0").replace("} 0.25", "} 1.0")
+        async with Stack(upstreams=vllm(full.url) + vllm(free.url), signals=SLOWLY) as stack:
+            await stack.pool.signals.round()
+            assert reported(stack)["waiting"] == 5000.0
+            before = stack.pool.load(0.0)
+            async with RawClient(stack.port) as client:
+                for _ in range(6):
+                    assert (await client.ask("POST", PATH, body=CHAT)).status == 200
+            posts = [sum(seen.method == "POST" for seen in up.seen) for up in (full, free)]
+            assert posts == [3, 3]
+            assert before.inflight == before.queued == 0
+
+
 async def test_nothing_is_asked_where_the_profile_names_nothing_or_nobody_wants_it() -> None:
     async with MockUpstream() as up:
         for config in ({"upstreams": [up.url]}, {"upstreams": vllm(up.url), "signals": {"enabled": False}}):

@@ -101,6 +101,7 @@ class Seen:
     how: Behaviour = field(default_factory=Behaviour)
     """How it was to be treated."""
     continued: bool = False
+    trailers: list[tuple[str, str]] = field(default_factory=list)
 
     def header(self, name: str) -> str | None:
         return next((value for key, value in self.headers if key.lower() == name.lower()), None)
@@ -439,8 +440,9 @@ async def _read_body(reader: asyncio.StreamReader, seen: Seen) -> bytes:
         while True:
             size = int((await reader.readline()).split(b";")[0], 16)
             if size == 0:
-                while (await reader.readline()) not in (b"\r\n", b""):
-                    pass
+                while (line := await reader.readline()) not in (b"\r\n", b""):
+                    name, _, value = line.decode("latin-1").partition(":")
+                    seen.trailers.append((name, value.strip()))
                 return b"".join(pieces)
             pieces.append(await reader.readexactly(size))
             await reader.readexactly(2)
