@@ -186,9 +186,9 @@ def ordering_bars(horizon_s: float, seeds: Sequence[int]) -> list[Bar]:
     print(f"ordering: capacity of sixteen places {capacity:.2f} requests a second")
     rows = {}
     for load in (1.3, 0.7):
-        for name, options in (("fcfs", {}), ("predicted", {})):
+        for name in ("fcfs", "predicted"):
             days_ = [(seed, _chat_day(load * capacity, horizon_s, seed, 0.36)) for seed in seeds]
-            records = [_order(requests, create_policy(name, options), seed, horizon_s) for seed, requests in days_]
+            records = [_order(requests, create_policy(name), seed, horizon_s) for seed, requests in days_]
             rows[load, name] = [_ordering_row(record) for record in records]
             share, median, longest = (fmean(row[i] for row in rows[load, name]) for i in range(3))
             print(

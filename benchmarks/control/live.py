@@ -23,14 +23,14 @@ import aiohttp
 from aiohttp import web
 
 from benchmarks.bars import Bar
-from benchmarks.control.merge import GRID, run
+from benchmarks.control.merge import run
 from controller.decision import Decision
 from controller.journal import JournaledController, replay
 from controller.load import Load
 from controller.observation import Observation
 from controller.setpoints import Bounds, Setpoints
 from controller.simulator.arrivals import Request
-from controller.simulator.run import LawSpec
+from controller.simulator.run import GRID, LawSpec
 from controller.simulator.scenarios import Scenario, design_scenarios
 from controller.slo import SLO
 from controller.verdict import Choice, Verdict
@@ -118,6 +118,7 @@ class ProfileServer:
     async def __aenter__(self) -> ProfileServer:
         app = web.Application()
         app.router.add_post("/v1/embeddings", self._embed)
+        app.router.add_get("/{path:.*}", _well)
         self._runner = web.AppRunner(app)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -142,6 +143,11 @@ class ProfileServer:
         data = [{"object": "embedding", "index": index, "embedding": [0.0]} for index in range(len(texts))]
         usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
         return web.json_response({"object": "list", "model": "m", "data": data, "usage": usage})
+
+
+async def _well(_: web.Request) -> web.Response:
+    """Answer the proxy's health probes."""
+    return web.json_response({})
 
 
 class Outcome:
