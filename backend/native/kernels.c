@@ -10,7 +10,12 @@
 #include <string.h>
 
 #define INLINE static inline __attribute__((always_inline))
+#ifdef __AVX512F__
 #define LANES 16
+#else
+#define LANES 8
+#endif
+#define MOST_PARTS (256 / LANES)
 #define MAX_GROUP 4
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -68,11 +73,13 @@ INLINE const void *offset(const void *base, int64_t elements, int bf16) {
     return (const char *)base + elements * (bf16 ? 2 : 4);
 }
 
-/* Lane i of the result is the sum over x[i]: a tree in which every step adds halves of two rows, so that 16 sums
- * take 15 additions. The rows come out in the order in which a transposition by such steps leaves them. */
+/* Lane i of the result is the sum over x[i]: a tree in which every step adds halves of two rows, so that n sums
+ * take n - 1 additions. The rows come out in the order in which a transposition by such steps leaves them. */
+#define ADD(a, b, STEP)                                                                                              \
+    (__builtin_shufflevector(a, b, FIRST_##STEP) + __builtin_shufflevector(a, b, SECOND_##STEP))
+
+#if LANES == 16
 INLINE lanes sums(const lanes *x) {
-#define ADD(a, b, ...)                                                                                               \
-    (__builtin_shufflevector(a, b, FIRST_##__VA_ARGS__) + __builtin_shufflevector(a, b, SECOND_##__VA_ARGS__))
 #define FIRST_8 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
 #define SECOND_8 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
 #define FIRST_4 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
@@ -90,6 +97,22 @@ INLINE lanes sums(const lanes *x) {
         c[i] = ADD(b[i], b[i + 2], 2);
     return ADD(c[0], c[1], 1);
 }
+#else
+INLINE lanes sums(const lanes *x) {
+#define FIRST_4 0, 1, 2, 3, 8, 9, 10, 11
+#define SECOND_4 4, 5, 6, 7, 12, 13, 14, 15
+#define FIRST_2 0, 1, 8, 9, 4, 5, 12, 13
+#define SECOND_2 2, 3, 10, 11, 6, 7, 14, 15
+#define FIRST_1 0, 8, 2, 10, 4, 12, 6, 14
+#define SECOND_1 1, 9, 3, 11, 5, 13, 7, 15
+    lanes a[4], b[2];
+    for (int i = 0; i < 4; i++)
+        a[i] = ADD(x[i], x[i + 4], 4);
+    for (int i = 0; i < 2; i++)
+        b[i] = ADD(a[i], a[i + 2], 2);
+    return ADD(b[0], b[1], 1);
+}
+#endif
 
 /* exp(x) within 2 units in the last place: 2^n times the polynomial of Cephes' expf for the rest. */
 INLINE float exponential(float x) {
@@ -231,7 +254,7 @@ INLINE void attend(void *out, const void *q, const void *keys, const void *value
                    int64_t last, int64_t size, int group, int dim, float scale, float *scores, int bf16) {
     const int parts = dim / LANES;
     int64_t count = last - first, space = count + LANES;
-    lanes held[MAX_GROUP][16];
+    lanes held[MAX_GROUP][MOST_PARTS];
     for (int g = 0; g < group; g++)
         for (int p = 0; p < parts; p += 2) {
             get_pair(held[g] + p, q, g * dim + p * LANES, bf16);
@@ -247,7 +270,7 @@ INLINE void attend(void *out, const void *q, const void *keys, const void *value
             int many = stop - token < LANES ? (int)(stop - token) : LANES;
             lanes dots[MAX_GROUP][LANES];
             for (int t = 0; t < many; t++) {
-                lanes key[16];
+                lanes key[MOST_PARTS];
                 announce(keys, table, token + t, last, size, dim, bf16);
                 for (int p = 0; p < parts; p += 2)
                     get_pair(key + p, keys, base + (token + t) * dim + p * LANES, bf16);

@@ -23,7 +23,7 @@ from backend.weights.sources import GGUFSource
 from policies.fcfs import FCFS
 from tests.backend.models.checkpoints import MiniLoop, Sequence
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 NEW_TOKENS = 16
 MARGIN = 1e-3
