@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from collections.abc import Mapping
@@ -245,6 +246,9 @@ class DataPlane:
         while pool.busy:  # noqa: ASYNC110 - a pool tells nobody when its last request has left
             await asyncio.sleep(_RETIRE_EVERY_S)
         pool.close()
+        # A pool is full of cycles, and the collector is kept from looking for them often: see `proxy.run`.
+        del pool
+        self._loop.call_soon(gc.collect)
 
     # -- going away ----------------------------------------------------------------------------------------
 
