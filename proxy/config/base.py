@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
@@ -36,6 +37,11 @@ class Section(BaseModel):
     )
 
 
+_PLAIN = re.compile(r"[!-~]*")
+_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?")
+"""Names of hosts, and IPv4 addresses; `urlsplit` checks what stands in brackets itself."""
+
+
 def unit_of(key: str) -> str:
     """Return the unit that the name of `key` promises; "" where it promises none."""
     for suffix, unit in UNITS.items():
@@ -62,9 +68,15 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 def check_url(value: Any) -> str:
     """Return the base URL `value` without a trailing slash. Raises ValueError when it is not one."""
     text = str(value).strip()
+    if not _PLAIN.fullmatch(text):
+        raise ValueError(
+            "must be printable ASCII without spaces; write other letters as %XX in a path and as xn-- in a name"
+        )
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("must be a base URL like http://127.0.0.1:8000")
+    if ":" not in parts.hostname and not _NAME.fullmatch(parts.hostname):
+        raise ValueError(f"{parts.hostname!r} is neither a host name nor an address")
     if parts.query or parts.fragment:
         raise ValueError("must be a base URL, without a query or fragment")
     if parts.username or parts.password:

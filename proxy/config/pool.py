@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
@@ -48,6 +49,14 @@ class MatchConfig(Section):
     models: tuple[str, ...] = Field(
         default=("*",), min_length=1, description="Globs over the model named in the request; `*` also when none is."
     )
+
+    @field_validator("paths")
+    @classmethod
+    def _can_match(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for glob in value:
+            if not glob.startswith(("/", "*", "?", "[")):
+                raise ValueError(f"{glob!r} matches nothing, because paths begin with /; write {'/' + glob!r}")
+        return value
 
 
 class SloConfig(Section):
@@ -299,6 +308,14 @@ class PoolConfig(Section):
             if upstream.url in seen:
                 raise ValueError(f"{upstream.url} is listed twice")
             seen.add(upstream.url)
+        return value
+
+    @field_validator("classes")
+    @classmethod
+    def _named(cls, value: dict[str, ClassConfig]) -> dict[str, ClassConfig]:
+        for name in value:
+            if not re.fullmatch(NAME_PATTERN, name):
+                raise ValueError(f"{name!r} is no name for a class; letters, digits and . _ - make one")
         return value
 
     @field_validator("default_class")

@@ -75,8 +75,9 @@ def read_file(path: FilePath, environ: Mapping[str, str]) -> Source:
 
 def read_text(text: str, name: str, environ: Mapping[str, str]) -> Source:
     """Read YAML from `text`; `name` stands for the file in messages. Raises ConfigError."""
-    loader = yaml.SafeLoader(text)
+    loader: yaml.SafeLoader | None = None
     try:
+        loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
         if node is None:
             return Source({}, {(): name})
@@ -87,9 +88,12 @@ def read_text(text: str, name: str, environ: Mapping[str, str]) -> Source:
         where = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         raise ConfigError([Problem(where, "", f"not valid YAML: {error.problem or error.context}")]) from None
     except yaml.YAMLError as error:
-        raise ConfigError([Problem(name, "", f"not valid YAML: {error}")]) from None
+        raise ConfigError([Problem(name, "", f"not valid YAML: {' '.join(str(error).split())}")]) from None
+    except RecursionError:
+        raise ConfigError([Problem(name, "", "is nested too deep")]) from None
     finally:
-        loader.dispose()
+        if loader is not None:
+            loader.dispose()
     if not isinstance(data, dict):
         reader.problems.append(Problem(f"{name}:1", "", "must be a mapping of keys to values"))
     if reader.problems:

@@ -339,6 +339,19 @@ def test_an_alias_within_itself_is_refused(tmp_path: Path) -> None:
     assert "alias" in complaint(tmp_path, "law_options: &a [*a]\nupstreams: [http://a:1]\n")
 
 
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("\x00\x01", "trimtab.yaml: not valid YAML: unacceptable character"),
+        ("x: " + "[" * 5000, "trimtab.yaml: is nested too deep"),
+    ],
+)
+def test_a_file_that_is_no_text_for_people_is_refused_in_one_line(tmp_path: Path, text: str, found: str) -> None:
+    said = complaint(tmp_path, text)
+    assert said.startswith(found)
+    assert "\n" not in said.strip()
+
+
 def test_learning_lengths_without_scikit_learn_is_refused_with_the_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

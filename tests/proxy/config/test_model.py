@@ -81,6 +81,17 @@ def test_a_window_of_zero_is_allowed() -> None:
         {"upstreams": ["http://a:0"]},
         {"upstreams": ["http://a:99999"]},
         {"upstreams": ["http://a/?q=1"]},
+        {"upstreams": ["http://a b:1"]},
+        {"upstreams": ["http://a/x\r\nX-More: 1"]},
+        {"upstreams": ["http://a/\xfc"]},
+        {"upstreams": ["http://a..b:1"]},
+        {"upstreams": ["http://${"]},
+        {"upstreams": ["http://" + "a" * 300]},
+        {"upstreams": ["http://[::1"]},
+        {"classes": {"a b": {}}, "default_class": "a b"},
+        {"classes": {"": {}}, "default_class": ""},
+        {"match": {"paths": ["v1/*"]}},
+        {"match": {"paths": [""]}},
         {"default_class": "nobody"},
         {"dispatch": "both"},
         {"surprise": 1},
@@ -93,6 +104,13 @@ def test_a_window_of_zero_is_allowed() -> None:
 def test_nonsense_is_refused(bad: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         config(**bad)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::1]:8000", "http://a_b.default.svc.cluster.local.", "http://10.0.0.1:1/v1", "https://h/%C3%BC"]
+)
+def test_every_kind_of_address_is_an_upstream(url: str) -> None:
+    assert config(upstreams=[url]).pools[0].upstreams[0].url == url
 
 
 def test_two_pools_may_not_share_a_name() -> None:
