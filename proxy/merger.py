@@ -13,7 +13,7 @@ from proxy.batcher import EPSILON_S, ClosedBy, Former, Window, when_due
 from proxy.clock import Clock
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
-__all__ = ["Batch", "MergeBatcher", "Slots"]
+__all__ = ["Batch", "MergeBatcher", "Slots", "by_length"]
 
 _MORE = 64
 _MAX_SKIP = 8
@@ -198,6 +198,15 @@ class MergeBatcher:
 
     def _is_ripe(self, lane: Lane) -> bool:
         return lane.express > 0 or self._fullness(lane) is not None
+
+
+def by_length(waiting: Waiting) -> float:
+    """Return what sorts a batch's members longest item first, given their tokens an item.
+
+    An upstream that pads computes every item of a part of the batch as long as that part's longest, and how large
+    its memory must be shows with the first part.
+    """
+    return -waiting.tokens / max(1, waiting.items)
 
 
 def _items(waiting: Waiting) -> int:

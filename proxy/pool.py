@@ -22,7 +22,7 @@ from proxy.config.model import PoolConfig
 from proxy.control import WHOLE, Share
 from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
-from proxy.merger import Batch, MergeBatcher
+from proxy.merger import Batch, MergeBatcher, by_length
 from proxy.merging import MergeRun
 from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
 from proxy.prediction import Lengths, lengths_for
@@ -135,6 +135,7 @@ class Pool:
         self.any_model = "*" in config.match.models
         """Whether it takes requests whatever model they name."""
         self._profiles = tuple(load_profile(upstream.profile) for upstream in config.upstreams)
+        self._pads = any(profile.pads for profile in self._profiles)
         self._merged_routes: dict[str, bool] = {}
         self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
         """What each class means, in seconds."""
@@ -405,6 +406,8 @@ class Pool:
     def _dispatch(self, batch: Batch) -> None:
         """The merger closed a batch."""
         members = cast("list[MergeTurn]", batch.members)
+        if self._pads:
+            members.sort(key=by_length)
         endpoint = self.group.pick(batch.tokens, self._slots.full(), members[0].ticket.affinity)
         if endpoint is None:
             for member in members:

@@ -113,6 +113,10 @@ class Profile(Section):
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",
         description="Header that carries an API key: Authorization (as a bearer token), x-api-key or another.",
     )
+    pads: bool = Field(
+        default=False,
+        description="Pads the items of a batch to the length of the longest, so merged calls list the longest first.",
+    )
     predictor: tuple[Use, ...] = Field(
         default=("order", "admit", "route"),
         description="What predicted lengths are good for; `hint`: it reads x-trimtab-predicted-tokens.",

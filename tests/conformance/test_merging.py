@@ -70,6 +70,20 @@ async def test_every_part_of_a_merged_answer_has_the_head_it_would_have_had_alon
             assert [field for field in answer.headers if field[0].lower() not in ours] == expected
 
 
+@pytest.mark.parametrize(("profile", "order"), [("tei", "longest first"), ("openai", "as they came")])
+async def test_an_upstream_that_pads_gets_the_longest_first_and_everybody_their_own(profile: str, order: str) -> None:
+    values = [f"text {n} " + "word " * n for n in (3, 90, 1, 40, 200, 7, 0, 12)]
+    async with MockUpstream() as up:
+        upstreams, signals = [{"url": up.url, "profile": profile}], {"enabled": False}
+        async with Stack(upstreams=upstreams, dispatch="merge", signals=signals, **merging(8)) as stack:
+            check(values, await embed_all(stack, values))
+            assert len(up.seen) == 1
+            sent = up.seen[0].json["input"]
+            longest_first = sorted(values, key=len, reverse=True)
+            assert sorted(sent) == sorted(values)
+            assert (sent == longest_first) is (order == "longest first")
+
+
 async def test_usage_is_split_to_the_last_token() -> None:
     values = ["a1", "bb22", "cccc333"]
     async with MockUpstream() as up, Stack(up.url, **merging(3)) as stack:
