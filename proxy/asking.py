@@ -7,6 +7,7 @@ from time import monotonic
 from policies.base import Job
 from proxy.answering import Answering
 from proxy.incoming import Upload
+from proxy.outcome import BadInput, Refused
 from proxy.pool import Pool
 from proxy.prediction import usual_work
 from proxy.rules import ClassRules
@@ -26,6 +27,16 @@ class Asking(Answering):
     def _repeatable(self) -> bool:
         """Whether an upstream may be sent the request a second time: its body is held, and that does no harm."""
         return self.call is not None or (self.incoming.complete and self.incoming.method in _IDEMPOTENT)
+
+    def _check_wishes(self, pool: Pool) -> None:
+        """Refuse what the caller may ask for and has not spelled right. Raises Refused."""
+        fields = self.incoming.fields
+        fields.check_patience()
+        if fields.klass is None or fields.klass in pool.rules or not (self.visit or self.service.trust_headers):
+            return
+        known = ", ".join(pool.rules)
+        text = f"There is no class {fields.klass!r:.60}; the classes are {known}."
+        raise Refused(BadInput(text, "x-trimtab-class"))
 
     def _classify(self, pool: Pool) -> ClassRules:
         """Fill in class and tenant, and return the rules of the class."""

@@ -128,6 +128,7 @@ class Flight(Asking):
         elif incoming.complete:
             self._ask(self._inspect(candidates, candidate, path, incoming.body_now()))
         else:
+            incoming.fields.check_patience()
             self._rest = partial(self._read, candidates, candidate, path)
 
     async def _read(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> None:
@@ -157,6 +158,8 @@ class Flight(Asking):
     def _ask(self, candidate: Candidate) -> None:
         """Have the candidate's upstreams asked. Raises Refused."""
         self.pool = candidate.pool
+        if self.incoming.fields.wishes:
+            self._check_wishes(candidate.pool)
         self._route = candidate.route
         self._through(candidate.pool, candidate.route)
 

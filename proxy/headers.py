@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from proxy.outcome import BadInput, Refused
+
 if TYPE_CHECKING:
     from proxy.keys import Caller, Keyring
 
@@ -94,6 +96,7 @@ class RequestFields:
         "tenant",
         "timeout_s",
         "ttft_s",
+        "wishes",
     )
 
     def __init__(self, headers: RawHeaders) -> None:
@@ -156,6 +159,8 @@ class RequestFields:
         ttft_ms = self.positive_number(b"x-slo-ttft-ms")
         self.ttft_s = None if ttft_ms is None else ttft_ms / 1000.0
         """How long the caller is willing to wait for the first token: no longer need it be queued."""
+        self.wishes = self.klass is not None or any(name in noted for name in _PATIENCE)
+        """Whether there is anything of that for `check_patience` and others to look at."""
 
     def same_as(self, headers: RawHeaders) -> bool:
         """Tell whether `headers` are these again, but for the value of Content-Length."""
@@ -197,6 +202,16 @@ class RequestFields:
         except ValueError:
             return None
         return number if 0.0 < number < 1e12 else None
+
+    def check_patience(self) -> None:
+        """Refuse a patience that is none; it would wait much longer than its caller. Raises Refused."""
+        for name in _PATIENCE:
+            if name in self._noted and self.positive_number(name) is None:
+                field = name.decode()
+                text = (
+                    f"{field} must be milliseconds above 0 and below 1e12, such as 2500, not {self.text(name)!r:.60}."
+                )
+                raise Refused(BadInput(text, field))
 
     def drop(self, names: Collection[bytes]) -> None:
         """Let no field of these (lower-case) names go on. Only before `next_hop` and `identity` are first asked."""
@@ -242,6 +257,7 @@ class RequestFields:
 
 
 _MAX_TENANT = 128
+_PATIENCE = (b"x-trimtab-timeout-ms", b"x-slo-ttft-ms")
 _INDIFFERENT = frozenset(
     {
         b"accept",

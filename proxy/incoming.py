@@ -42,7 +42,7 @@ class Limits:
 class Opening:
     """A request's head, read once for all the requests of a connection that begin with the same bytes."""
 
-    __slots__ = ("fields", "http11", "keep_alive", "length", "method", "path", "raw", "target", "version")
+    __slots__ = ("fields", "http11", "keep_alive", "length", "method", "path", "plain", "raw", "target", "version")
 
     def __init__(self, message: RawRequestMessage, protocol: Any) -> None:
         raw = message.raw_headers
@@ -54,6 +54,8 @@ class Opening:
         self.version = message.version
         self.method: str = message.method
         self.target: str = message.path
+        self.plain = self.target[:1] == "/" and "#" not in self.target and self.method != "CONNECT"
+        """Whether the target is a path, as it should be."""
         self.path = self.target.partition("?")[0]
         """Decoded, without the query."""
         if "%" in self.path:
@@ -126,7 +128,7 @@ class Incoming:
         """Refuse what could be read in two ways (RFC 9112 sections 3.2 and 6.1)."""
         if not self.fields.checked or not self.http11:
             self._check_fields(limits.max_header_bytes)
-        if self.target[:1] != "/":
+        if not self._opening.plain:
             self._origin_form()
 
     def _check_fields(self, max_bytes: int) -> None:
@@ -154,16 +156,23 @@ class Incoming:
         """Bring an absolute target into origin form; its authority must be the Host's (RFC 9112 section 3.2.2)."""
         if self.method == "CONNECT":
             raise Refused(BadInput("CONNECT is not for reverse proxies.", code="method_not_allowed"))
+        if "#" in self.target:
+            # Servers cut it off: what we took for another path would be this one.
+            raise Refused(BadInput("A request target has no fragment; write # as %23."))
+        if self.target[:1] == "/":
+            return
         if self.target == "*" and self.method == "OPTIONS":
             return
         scheme, separator, rest = self.target.partition("://")
-        authority, slash, path = rest.partition("/")
+        ends = [at for at in (rest.find("/"), rest.find("?")) if at >= 0]
+        authority = rest[: min(ends, default=len(rest))]
+        after = rest[len(authority) :]
         if not separator or scheme.lower() not in ("http", "https"):
             raise Refused(BadInput("The request target is neither a path nor a URL."))
         host = self.fields.text(b"host") or ""
         if authority.lower() != host.lower():
             raise Refused(BadInput("The Host field and the request target name different hosts."))
-        self.target = slash + path or "/"
+        self.target = after if after.startswith("/") else f"/{after}"
 
     @property
     def path(self) -> str:

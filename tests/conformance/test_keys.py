@@ -132,7 +132,7 @@ async def test_the_upstreams_own_key_takes_the_place_of_the_callers() -> None:
         ({"ceiling": "interactive"}, {"x-trimtab-class": "interactive"}, ("interactive", "alice")),
         ({"ceiling": "batch"}, {"x-trimtab-class": "interactive"}, ("batch", "alice")),
         ({"default_class": "batch"}, {}, ("batch", "alice")),
-        ({"default_class": "batch"}, {"x-trimtab-class": "nonsense"}, ("batch", "alice")),
+        ({"classes": ["batch"]}, {"x-trimtab-class": "default"}, ("batch", "alice")),
         ({"trust_headers": True}, {"x-trimtab-class": "interactive"}, ("interactive", "alice")),
         ({"trust_headers": True}, {"x-trimtab-tenant": "bob"}, ("default", "bob")),
     ],
