@@ -7,6 +7,7 @@ import re
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
@@ -42,7 +43,7 @@ PAGES = [page for page in every_page() if shown(page) and "servers" not in page.
 
 
 class Live:
-    """A proxy with traffic behind it, and what one must put in for the addresses that pages show."""
+    """A proxy with traffic behind it, and what one must put in for the addresses and days that pages show."""
 
     def __init__(self, data: str, admin: str, upstream: str) -> None:
         self._places = {
@@ -58,6 +59,8 @@ class Live:
         text = command.text
         for place, ours in self._places.items():
             text = re.sub(place, ours, text)
+        for ahead, shown_day in enumerate(("2030-01-31", "2030-02-01"), 1):
+            text = text.replace(shown_day, f"{date.today() + timedelta(days=ahead)}")
         text = re.sub(r"^curl ", "curl --fail-with-body --max-time 20 ", text)
         text = re.sub(r"^trimtab ctl ", f"{sys.executable} -m proxy.cli ctl --url {self._admin} ", text)
         process = await asyncio.create_subprocess_shell(
