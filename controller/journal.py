@@ -110,7 +110,7 @@ class JournaledController(PoolController):
         """Retune the knobs."""
         return self._wrote("tick", (now, load), super().tick(now, load))
 
-    def set_slo(self, slo: SLO, now: float, actor: str, klass: str | None = None) -> Decision:
+    def set_slo(self, slo: SLO | None, now: float, actor: str, klass: str | None = None) -> Decision:
         """Change the promise."""
         return self._wrote("set_slo", (slo, now, actor, klass), super().set_slo(slo, now, actor, klass))
 

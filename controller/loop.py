@@ -271,11 +271,14 @@ class PoolController:
 
     # What an operator changes.
 
-    def set_slo(self, slo: SLO, now: float, actor: str, klass: str | None = None) -> Decision:
-        """Change the promise, or one class's. What was already seen is judged against it from the next tick on."""
-        old = self._promises.pool if klass is None else self._promises.of(klass)
-        self._promises = self._promises.replaced(klass, slo)
-        self._retarget = direction(old, slo)
+    def set_slo(self, slo: SLO | None, now: float, actor: str, klass: str | None = None) -> Decision:
+        """Change the promise, or one class's. What was already seen is judged against it from the next tick on.
+
+        A class that is given None has the pool's again. Raises ValueError when the pool is given None.
+        """
+        before, self._promises = self._promises, self._promises.replaced(klass, slo)
+        old, new = (each.pool if klass is None else each.of(klass) for each in (before, self._promises))
+        self._retarget = direction(old, new)
         self._retarget_at = now
         self._budget(now)
         self._told_no_limits = False
@@ -285,8 +288,9 @@ class PoolController:
                 self._window.add(obs, self._promises.of(obs.klass))
         whose = "the target" if klass is None else f"the target of class {klass}"
         text = f"{actor} {self._retarget or 'restated'} {whose}."
-        named = {} if klass is None else {"class": klass}
-        decision = self._note(now, actor, "admin.slo", slo_dict(old) | named, slo_dict(slo) | named, text)
+        shown_old = slo_dict(old) | before.whose(klass)
+        shown_new = slo_dict(new) | self._promises.whose(klass)
+        decision = self._note(now, actor, "admin.slo", shown_old, shown_new, text)
         self._follow_up.watch(
             decision.id, now, self._view(now, Load()).evidence(), self._setpoints.max_batch_size, "movement"
         )

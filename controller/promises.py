@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from controller.evidence import Budget, Mode, budgets
 from controller.slo import SLO
@@ -20,15 +21,25 @@ class Promises:
         self.by_class: Mapping[str, SLO] = dict(by_class or {})
         """Classes with a promise of their own; the others have the pool's."""
 
-    def replaced(self, klass: str | None, slo: SLO) -> Promises:
-        """Return the same with another promise for `klass`, or for the pool when that is None."""
-        if klass is None:
-            return Promises(slo, self.by_class)
-        return Promises(self.pool, {**self.by_class, klass: slo})
+    def replaced(self, klass: str | None, slo: SLO | None) -> Promises:
+        """Return the same with another promise for `klass`, or for the pool when that is None.
+
+        A class that is given none has the pool's from then on. Raises ValueError when a pool is given none.
+        """
+        if klass is not None:
+            others = {name: own for name, own in self.by_class.items() if name != klass}
+            return Promises(self.pool, others if slo is None else {**others, klass: slo})
+        if slo is None:
+            raise ValueError("a pool always has a promise; promise nothing by one without targets")
+        return Promises(slo, self.by_class)
 
     def of(self, klass: str) -> SLO:
         """Return what is promised to requests of `klass`."""
         return self.by_class.get(klass, self.pool)
+
+    def whose(self, klass: str | None) -> dict[str, Any]:
+        """Return whose promise a decision is about: the class, and whether that has one of its own."""
+        return {} if klass is None else {"class": klass, "own": klass in self.by_class}
 
     def class_budgets(self, mode: Mode, share: float | None) -> dict[str, tuple[Budget, ...]]:
         """Return what each class with a promise of its own leaves to the upstream (`evidence.budgets`)."""

@@ -58,8 +58,10 @@ class Follower(PoolController):
         slo = SLO(**given["slo"])
         if slo != self.slo:
             self.set_slo(slo, now, ACTOR)
+        for klass in [own for own in self.class_slos if own not in given["class_slos"]]:
+            self.set_slo(None, now, ACTOR, klass)
         for klass, targets in given["class_slos"].items():
-            if SLO(**targets) != self.slo_of(klass):
+            if SLO(**targets) != self.class_slos.get(klass):
                 self.set_slo(SLO(**targets), now, ACTOR, klass)
         if (given["law"], given["law_options"]) != (self.law_name, self.law_options):
             self.set_law(given["law"], given["law_options"], now, ACTOR)

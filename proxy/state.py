@@ -94,6 +94,8 @@ def restore(
     if then["slo"] == configured["slo"]:
         _try("promise", partial(_restore_slo, controller, saved["slo"], now))
     if then.get("class_slos") == configured["class_slos"]:
+        for klass in [own for own in controller.class_slos if own not in saved["class_slos"]]:
+            controller.set_slo(None, now, ACTOR, klass)
         for klass, targets in saved["class_slos"].items():
             _try("promise", partial(_restore_slo, controller, targets, now, klass))
     known = (controller.law_name, controller.law_options)
@@ -129,7 +131,7 @@ def _restore_slo(
     controller: PoolController, targets: Mapping[str, Any], now: float, klass: str | None = None
 ) -> None:
     slo = SLO(**targets)
-    if slo != (controller.slo if klass is None else controller.slo_of(klass)):
+    if slo != (controller.slo if klass is None else controller.class_slos.get(klass)):
         controller.set_slo(slo, now, ACTOR, klass)
 
 

@@ -118,9 +118,8 @@ class Steering(ABC):
         promised = wanted.to_class_slos()
         if before.to_class_slos() != promised:
             for klass in wanted.classes:
-                slo = promised.get(klass, pool.controller.slo)
-                if pool.controller.slo_of(klass) != slo:
-                    self.note(pool.controller.set_slo(slo, now, actor, klass))
+                if pool.controller.class_slos.get(klass) != promised.get(klass):
+                    self.note(pool.controller.set_slo(promised.get(klass), now, actor, klass))
         if (before.law, before.law_options) != (wanted.law, wanted.law_options):
             self.note(pool.controller.set_law(wanted.law, wanted.law_options, now, actor))
 

@@ -88,7 +88,9 @@ class PoolsApi(Group):
             raise field_error("decision", f"{wanted.decision} is not kept any more, or was never made")
         rule, old = found[0].rule, dict(found[0].old)
         if rule == "admin.slo":
-            self.change(request, pool, lambda now, who: controller.set_slo(restored_slo(old), now, who), "decision")
+            klass = old.get("class")
+            slo = restored_slo(old) if old.get("own", True) else None
+            self.change(request, pool, lambda now, who: controller.set_slo(slo, now, who, klass), "decision")
             self._end(pool, "slo", None, {})
         elif rule == "admin.law":
             self.change(request, pool, lambda now, who: controller.set_law(old["law"], {}, now, who), "decision")

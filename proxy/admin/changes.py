@@ -9,7 +9,7 @@ from controller.decision import Decision
 from controller.laws import make_law
 from proxy.admin.operator import PoolView
 from proxy.admin.problem import field_error
-from proxy.admin.schemas import FreezeIn, LawIn, SetpointsPatch, SloPatch
+from proxy.admin.schemas import FreezeIn, LawIn, SetpointsPatch, SloPatch, TargetsPatch
 from proxy.admin.views import merged_slo
 from proxy.config.base import Section
 
@@ -27,7 +27,7 @@ def check(pool: PoolView, kind: Kind, body: Any) -> None:
     """Raise ApiError 422 for a change that would be refused."""
     try:
         if kind == "slo":
-            merged_slo(pool.controller.slo, body)
+            _check_slo(pool, body)
         elif kind == "setpoints":
             check_bounds(pool, _pins(body)[0])
         elif kind == "law":
@@ -41,7 +41,7 @@ def steps(pool: PoolView, kind: Kind, body: Any) -> Sequence[Change]:
     """Return what to do, in order. A patch is laid over what is there when the step is made."""
     controller = pool.controller
     if kind == "slo":
-        return [lambda now, actor: controller.set_slo(merged_slo(controller.slo, body), now, actor)]
+        return _promise_steps(pool, body)
     if kind == "law":
         return [lambda now, actor: controller.set_law(body.law, body.options, now, actor)]
     if kind == "freeze":
@@ -52,6 +52,34 @@ def steps(pool: PoolView, kind: Kind, body: Any) -> Sequence[Change]:
         made.append(lambda now, actor: controller.pin(pins, now, actor))
     if freed:
         made.append(lambda now, actor: controller.unpin(freed, now, actor))
+    return made
+
+
+def _check_slo(pool: PoolView, body: SloPatch) -> None:
+    """Raise ApiError 422 for a class that is not there, ValueError for a promise that nobody can make."""
+    merged_slo(pool.controller.slo, body)
+    known = list(pool.config.classes)
+    for klass, patch in body.classes.items():
+        if klass not in pool.config.classes:
+            accepted = f"the pool's classes: {', '.join(known) or 'none'}"
+            raise field_error(f"classes.{klass[:64]}", f"there is no such class; accepted: {accepted}", known=known)
+        if patch is not None:
+            merged_slo(pool.controller.slo_of(klass), patch)
+
+
+def _promise_steps(pool: PoolView, body: SloPatch) -> list[Change]:
+    """Return the pool's change, then those of its classes."""
+    controller = pool.controller
+    made: list[Change] = []
+    if body.model_fields_set != {"classes"}:
+        made.append(lambda now, actor: controller.set_slo(merged_slo(controller.slo, body), now, actor))
+    for klass, patch in body.classes.items():
+
+        def change(now: float, actor: str, klass: str = klass, patch: TargetsPatch | None = patch) -> Decision:
+            slo = None if patch is None else merged_slo(controller.slo_of(klass), patch)
+            return controller.set_slo(slo, now, actor, klass)
+
+        made.append(change)
     return made
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from controller.decision import Decision
+from controller.loop import PoolController
 from controller.slo import SLO
 from proxy.admin.changes import Kind
 from proxy.admin.operator import PoolView
@@ -93,22 +95,23 @@ class Expiry:
         if pool is None:
             return
         try:
-            decision = _restore(pool, kind, pending.undo, self._clock.now())
+            decisions = _restore(pool, kind, pending.undo, self._clock.now())
         except ValueError:
             # The pool was rebuilt meanwhile with a range or law that does not allow the old value.
             _LOG.exception("pool %s: the %s could not be taken back to %s", name, kind, pending.undo)
             return
-        self._decided(pool, decision)
-        _LOG.info("pool %s: %s", name, decision.text)
+        for decision in decisions:
+            self._decided(pool, decision)
+            _LOG.info("pool %s: %s", name, decision.text)
 
 
 def undo_of(pool: PoolView, kind: Kind) -> dict[str, Any]:
     """Return what `kind` would have to be restored to, as it is now."""
     controller = pool.controller
     if kind == "slo":
-        slo = controller.slo
-        return {"ttft_s": slo.ttft_s, "tpot_s": slo.tpot_s, "e2e_s": slo.e2e_s, "queue_s": slo.queue_s,
-                "quantile": slo.quantile}  # fmt: skip
+        return asdict(controller.slo) | {
+            "classes": {name: asdict(slo) for name, slo in controller.class_slos.items()}
+        }
     if kind == "setpoints":
         return {"pins": dict(controller.pins)}
     if kind == "law":
@@ -116,15 +119,26 @@ def undo_of(pool: PoolView, kind: Kind) -> dict[str, Any]:
     return {"frozen": controller.frozen}
 
 
-def _restore(pool: PoolView, kind: Kind, undo: dict[str, Any], now: float) -> Decision:
+def _restore(pool: PoolView, kind: Kind, undo: dict[str, Any], now: float) -> list[Decision]:
     """Put back what `undo_of` returned. Raises ValueError."""
     controller = pool.controller
     if kind == "slo":
-        return controller.set_slo(SLO(**undo), now, _ACTOR)
+        return _restore_promises(controller, undo, now)
     if kind == "law":
-        return controller.set_law(undo["law"], undo["options"], now, _ACTOR)
+        return [controller.set_law(undo["law"], undo["options"], now, _ACTOR)]
     if kind == "freeze":
-        return controller.freeze(undo["frozen"], now, _ACTOR)
+        return [controller.freeze(undo["frozen"], now, _ACTOR)]
     pins: dict[str, float] = undo["pins"]
     decision = controller.unpin([name for name in controller.pins if name not in pins], now, _ACTOR)
-    return controller.pin(pins, now, _ACTOR) if pins else decision
+    return [controller.pin(pins, now, _ACTOR) if pins else decision]
+
+
+def _restore_promises(controller: PoolController, undo: Mapping[str, Any], now: float) -> list[Decision]:
+    """Put back the pool's promise and those of classes; a kept change that says nothing of classes leaves them."""
+    targets = {name: value for name, value in undo.items() if name != "classes"}
+    wanted = {name: SLO(**own) for name, own in undo.get("classes", {}).items()}
+    present = controller.class_slos
+    named = dict.fromkeys([*present, *wanted]) if "classes" in undo else {}
+    changed = [name for name in named if present.get(name) != wanted.get(name)]
+    made = [] if SLO(**targets) == controller.slo and changed else [controller.set_slo(SLO(**targets), now, _ACTOR)]
+    return made + [controller.set_slo(wanted.get(name), now, _ACTOR, name) for name in changed]

@@ -37,6 +37,7 @@ __all__ = [
     "ShadowIn",
     "SloOut",
     "SloPatch",
+    "TargetsPatch",
     "WhatIfIn",
     "WhatIfOut",
 ]
@@ -49,7 +50,7 @@ class _Out(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class SloPatch(Section):
+class TargetsPatch(Section):
     """Targets to change; those left out stay, null takes one away (JSON merge patch, RFC 7396)."""
 
     ttft_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Arrival to the first token.")
@@ -62,6 +63,17 @@ class SloPatch(Section):
     queue_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Wait in the proxy's queue.")
     quantile: float = Field(
         default=0.99, ge=0.5, lt=1.0, description="Share of requests that must meet every target."
+    )
+
+
+class SloPatch(TargetsPatch):
+    """Targets to change; those left out stay, null takes one away (JSON merge patch, RFC 7396)."""
+
+    classes: dict[str, TargetsPatch | None] = Field(
+        default={},
+        max_length=64,
+        description="The same by priority class, laid over what is promised to it now; null gives a class the "
+        "pool's promise again.",
     )
 
 
@@ -117,7 +129,7 @@ class RollbackIn(Section):
 class WhatIfIn(Section):
     """A change to try on paper: promise, pins and law, each as in its own operation."""
 
-    slo: SloPatch | None = Field(default=None, description="Targets to change.")
+    slo: TargetsPatch | None = Field(default=None, description="Targets to change.")
     setpoints: SetpointsPatch | None = Field(default=None, description="Knobs to pin.")
     law: LawIn | None = Field(default=None, description="Another law.")
 
@@ -155,6 +167,9 @@ class PoolSummary(_Out):
 class PoolOut(PoolSummary):
     """A pool in full."""
 
+    classes: dict[str, SloOut] = Field(
+        description="What is promised to the classes that have a promise of their own."
+    )
     frozen: bool = Field(description="Whether the law is kept from turning knobs.")
     expiring: list[dict[str, Any]] = Field(description="Changes that will take themselves back, and when.")
     bounds: dict[str, float] = Field(description="How far the knobs may go.")

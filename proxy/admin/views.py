@@ -23,7 +23,7 @@ from proxy.admin.schemas import (
     PoolSummary,
     SetpointsOut,
     SloOut,
-    SloPatch,
+    TargetsPatch,
 )
 
 __all__ = ["etag", "laws", "merged_slo", "plans_etag", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
@@ -44,6 +44,7 @@ def pool_detail(pool: PoolView, now: float, expiring: Sequence[dict[str, Any]] =
         bounds=asdict(bounds),
         dispatch=pool.config.dispatch,
         laws=sorted(LAWS),
+        classes={klass: show_slo(slo) for klass, slo in sorted(pool.controller.class_slos.items())},
         frozen=pool.controller.frozen,
         expiring=list(expiring),
         live=pool.controller.snapshot(now),
@@ -76,7 +77,7 @@ def show_slo(slo: SLO) -> SloOut:
     )  # fmt: skip
 
 
-def merged_slo(slo: SLO, patch: SloPatch) -> SLO:
+def merged_slo(slo: SLO, patch: TargetsPatch) -> SLO:
     """Return `slo` with what `patch` names changed (JSON merge patch)."""
     given = patch.model_fields_set
     targets = {

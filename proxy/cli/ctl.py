@@ -157,12 +157,20 @@ def show(context: _Context, watch: float | None) -> None:
 
 
 @command.command()
-@click.argument("targets", nargs=-1, required=True, metavar="TARGET=MS...")
+@click.argument("targets", nargs=-1, metavar="TARGET=MS...")
+@click.option(
+    "--class", "klass", metavar="NAME", help="Of one priority class; without targets it has the pool's again."
+)
 @_timed
 @_talks
-def slo(context: _Context, targets: tuple[str, ...], **times: Any) -> None:
+def slo(context: _Context, targets: tuple[str, ...], klass: str | None, **times: Any) -> None:
     """Change the promise: ttft_ms=400 e2e_ms=none quantile=0.95."""
-    context.say_pool(context.client.send("PATCH", f"{context.base}/slo", _pairs(targets), **times))
+    if not targets and klass is None:
+        raise Refusal("say which target: ttft_ms=400")
+    body = _pairs(targets)
+    if klass is not None:
+        body = {"classes": {klass: body or None}}
+    context.say_pool(context.client.send("PATCH", f"{context.base}/slo", body, **times))
 
 
 @command.command()

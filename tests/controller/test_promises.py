@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from controller.load import Load
 from controller.loop import PoolController
 from controller.promises import Promises
@@ -86,3 +88,14 @@ def test_the_promise_of_one_class_can_be_changed_live() -> None:
     assert pool.slo_of("batch") == SLO(e2e_s=1.0)
     assert pool.slo_of("interactive") == TIGHT
     assert pool.slo == SLO(e2e_s=10.0)
+
+
+def test_a_class_can_be_given_the_pools_promise_again() -> None:
+    pool = taught(pool_with_classes())
+    decision = pool.set_slo(None, 130.0, "admin:test", "batch")
+    assert (decision.old["own"], decision.new["own"], decision.new["e2e_ms"]) == (True, False, 10_000.0)
+    assert pool.slo_of("batch") == pool.slo
+    pool.set_slo(SLO(e2e_s=3.0), 131.0, "admin:test")
+    assert pool.slo_of("batch") == SLO(e2e_s=3.0)
+    with pytest.raises(ValueError, match="a pool always has a promise"):
+        pool.set_slo(None, 132.0, "admin:test")

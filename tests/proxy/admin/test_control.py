@@ -61,12 +61,63 @@ async def test_rolling_back_what_is_not_kept_is_refused(api: TestClient) -> None
     assert body["detail"] == "decision: 99 is not kept any more, or was never made"
 
 
+async def test_a_class_is_promised_something_else_and_then_the_pools_promise_again(
+    api: TestClient, operator: FakeOperator
+) -> None:
+    controller, before = operator.pools["chat"].controller, operator.pools["chat"].controller.slo
+    pool = await ok(api, "PATCH", f"{CHAT}/slo", json={"classes": {"batch": {"e2e_ms": 60_000, "ttft_ms": None}}})
+    assert (controller.slo, controller.slo_of("batch")) == (before, SLO(e2e_s=60.0))
+    assert pool["classes"]["batch"]["e2e_ms"] == 60_000
+    await ok(api, "PATCH", f"{CHAT}/slo", json={"e2e_ms": 5000, "classes": {"batch": {"quantile": 0.9}}})
+    assert (controller.slo.e2e_s, controller.slo_of("batch")) == (5.0, SLO(e2e_s=60.0, quantile=0.9))
+    pool = await ok(api, "PATCH", f"{CHAT}/slo", json={"classes": {"batch": None}})
+    assert (controller.slo_of("batch"), pool["classes"]) == (controller.slo, {})
+
+
+async def test_a_class_that_is_not_there_is_refused_and_changes_nothing(
+    api: TestClient, operator: FakeOperator
+) -> None:
+    before = operator.pools["chat"].controller.slo
+    wrong = {"ttft_ms": 100, "classes": {"vip": {"ttft_ms": 50}}}
+    body = await problem(api, "PATCH", f"{CHAT}/slo", 422, json=wrong)
+    assert "accepted: the pool's classes: " in body["detail"]
+    assert "batch" in body["errors"][0]["known"]
+    await problem(api, "PATCH", f"{CHAT}/slo", 422, json={"classes": {"batch": {"e2e_ms": -1}}})
+    assert operator.pools["chat"].controller.slo == before
+
+
+async def test_a_class_changed_meanwhile_is_not_overwritten(api: TestClient) -> None:
+    async with api.get(CHAT) as answer:
+        seen = {"If-Match": answer.headers["ETag"]}
+    await ok(api, "PATCH", f"{CHAT}/slo", json={"classes": {"batch": {"e2e_ms": 60_000}}}, headers=seen)
+    await problem(api, "PATCH", f"{CHAT}/slo", 412, json={"classes": {"batch": {"e2e_ms": 30_000}}}, headers=seen)
+
+
+async def test_rolling_back_a_classes_promise_leaves_the_pools_alone(api: TestClient, operator: FakeOperator) -> None:
+    controller, before = operator.pools["chat"].controller, operator.pools["chat"].controller.slo
+    await ok(api, "PATCH", f"{CHAT}/slo", json={"classes": {"batch": {"e2e_ms": 60_000}}})
+    await ok(api, "PATCH", f"{CHAT}/slo", json={"classes": {"batch": {"e2e_ms": 30_000}}})
+    second, first = await decisions(api)
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": second["id"]})
+    assert (controller.slo, controller.slo_of("batch").e2e_s) == (before, 60.0)
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": first["id"]})
+    assert (controller.slo, dict(controller.class_slos)) == (before, {})
+
+
+async def test_a_short_promise_of_a_class_takes_itself_back(api: TestClient, operator: FakeOperator) -> None:
+    controller, before = operator.pools["chat"].controller, operator.pools["chat"].controller.slo
+    await ok(api, "PATCH", f"{CHAT}/slo?for_s=60", json={"classes": {"batch": {"e2e_ms": 60_000}}})
+    operator.clock.advance(61)
+    assert (controller.slo, dict(controller.class_slos)) == (before, {})
+    assert len(await decisions(api)) == 2
+
+
 async def test_a_short_promise_takes_itself_back(api: TestClient, operator: FakeOperator) -> None:
     controller, before = operator.pools["chat"].controller, operator.pools["chat"].controller.slo
     pool = await ok(api, "PATCH", f"{CHAT}/slo?for_s=60", json={"ttft_ms": 100})
     assert pool["expiring"] == [
         {"kind": "slo", "in_s": 60.0, "back_to": {"ttft_s": 0.5, "tpot_s": None, "e2e_s": 10.0, "queue_s": None,
-                                                  "quantile": 0.99}}
+                                                  "quantile": 0.99, "classes": {}}}
     ]  # fmt: skip
     operator.clock.advance(59.9)
     assert controller.slo.ttft_s == 0.1
