@@ -16,7 +16,7 @@ import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 import aiohttp
@@ -25,7 +25,7 @@ from aiohttp import web
 from benchmarks.bars import Bar
 from benchmarks.control.merge import run
 from controller.decision import Decision
-from controller.journal import JournaledController, replay
+from controller.journal import JournaledController, Replayed, replay
 from controller.load import Load
 from controller.observation import Observation
 from controller.setpoints import Bounds, Setpoints
@@ -48,6 +48,9 @@ __all__ = ["DAYS", "live_bars"]
 
 SPEED = 4.0
 DAYS = ("step @ 6 s", "overload @ 6 s", "bursts @ 6 s")
+STALL_S = 0.5
+"""Of the slow clock: a machine that stood still for longer in one piece was not there for the profile's upstream."""
+TRIES = 2
 _AFTER_S = 10.0
 """Of the slow clock: how long the last answers are waited for, beyond their target."""
 
@@ -104,14 +107,38 @@ def _slow_observation(obs: Observation) -> Observation:
     )
 
 
+class Outcome:
+    """What clients saw of one live day, and whether the machine was there all the time."""
+
+    def __init__(self) -> None:
+        self.stall_s = 0.0
+        """The longest time, of the slow clock, for which nobody could do anything."""
+        self.stall_cpu_s = 0.0
+        """For how much of that this process computed, of the slow clock; the rest is the machine's."""
+        self.calls_s = 0.0
+        """What the profile says that the upstream's calls took, of the slow clock."""
+        self.extra_s = 0.0
+        """What they took beyond that."""
+        self.on_time = 0
+        self.late = 0
+        self.refused = 0
+        self.failed = 0
+
+    @property
+    def served(self) -> int:
+        """Answers, late ones included."""
+        return self.on_time + self.late
+
+
 class ProfileServer:
     """Embeds lists of texts, one list at a time, in the time that the profile takes for a batch of that size."""
 
-    def __init__(self, day: Scenario, seed: int, started: Callable[[], float]) -> None:
+    def __init__(self, day: Scenario, seed: int, started: Callable[[], float], outcome: Outcome) -> None:
         self._plant = day.plant()
         self._rng = random.Random(seed)
         self._turn = asyncio.Lock()
         self._started = started
+        self._outcome = outcome
         self._runner: web.AppRunner | None = None
         self.url = ""
 
@@ -140,6 +167,8 @@ class ProfileServer:
             seconds = self._plant.service_s(batch, (began - self._started()) * SPEED, self._rng)
             # To the point in time, so that a late timer does not add up.
             await asyncio.sleep(began + seconds / SPEED - monotonic())
+            self._outcome.calls_s += seconds
+            self._outcome.extra_s += (monotonic() - began) * SPEED - seconds
         data = [{"object": "embedding", "index": index, "embedding": [0.0]} for index in range(len(texts))]
         usage = {"prompt_tokens": len(texts), "total_tokens": len(texts)}
         return web.json_response({"object": "list", "model": "m", "data": data, "usage": usage})
@@ -150,26 +179,11 @@ async def _well(_: web.Request) -> web.Response:
     return web.json_response({})
 
 
-class Outcome:
-    """What clients saw of one live day."""
-
-    def __init__(self) -> None:
-        self.on_time = 0
-        self.late = 0
-        self.refused = 0
-        self.failed = 0
-
-    @property
-    def served(self) -> int:
-        """Answers, late ones included."""
-        return self.on_time + self.late
-
-
 async def play_live(day: Scenario, seed: int, lines: list[str]) -> Outcome:
     """Send one day's requests through a proxy of its own and count what comes back in time."""
     zero = monotonic()
     outcome = Outcome()
-    async with ProfileServer(day, seed, lambda: zero) as upstream:
+    async with ProfileServer(day, seed, lambda: zero, outcome) as upstream:
         config = Config.model_validate(_config(day, upstream.url))
         clock = LoopClock(asyncio.get_running_loop())
         controller = FastController(
@@ -186,12 +200,13 @@ async def play_live(day: Scenario, seed: int, lines: list[str]) -> Outcome:
         handler = Handler(RouteTable([pool]), limits=Limits(), lifecycle=Lifecycle(), trust_headers=True)
         server = DataServer(handler)
         await server.start("127.0.0.1", 0)
-        ticking = asyncio.create_task(_tick(pool, clock))
+        running = [asyncio.create_task(_tick(pool, clock)), asyncio.create_task(_watch(outcome))]
         try:
             zero = monotonic()
             await _send_all(day, seed, f"http://127.0.0.1:{server.port}/v1/embeddings", outcome)
         finally:
-            ticking.cancel()
+            for task in running:
+                task.cancel()
             await server.stop()
             pool.abort()
     return outcome
@@ -212,6 +227,16 @@ async def _tick(pool: Pool, clock: LoopClock) -> None:
         due += 1.0 / SPEED
         await asyncio.sleep(due - clock.now())
         pool.tick(clock.now())
+
+
+async def _watch(outcome: Outcome) -> None:
+    """Measure how late a timer is that nothing but a busy machine, or a busy loop, makes late."""
+    while True:
+        due, cpu = monotonic() + 0.01, process_time()
+        await asyncio.sleep(0.01)
+        stall_s = (monotonic() - due) * SPEED
+        if stall_s > outcome.stall_s:
+            outcome.stall_s, outcome.stall_cpu_s = stall_s, (process_time() - cpu) * SPEED
 
 
 async def _send_all(day: Scenario, seed: int, url: str, outcome: Outcome) -> None:
@@ -255,25 +280,46 @@ def live_bars(horizon_s: float, seeds: Sequence[int], names: Sequence[str] = DAY
     for day in days:
         shares = []
         for seed in seeds:
-            fixed = [run(day, LawSpec("fixed", size=size), seed).figures().goodput for size in GRID]
+            oracle = max(run(day, LawSpec("fixed", size=size), seed).figures().goodput for size in GRID)
             simulated = run(day, LawSpec("deadline"), seed).figures().goodput
-            lines: list[str] = []
-            outcome = asyncio.run(play_live(day, seed, lines))
-            again = replay(lines)["default"]
-            calls += sum(again.calls.values())
-            different += len(again.different)
-            goodput, oracle = outcome.on_time / horizon_s, max(fixed)
-            shares.append(goodput / oracle)
             print(
-                f"  {day.label:18} seed {seed}: {goodput:.3f}/s, {100 * goodput / oracle:.1f}% of the oracle "
-                f"(simulated {100 * simulated / oracle:.1f}%), "
-                f"late {100 * outcome.late / max(1, outcome.served):.1f}%, "
-                f"refused {outcome.refused}, failed {outcome.failed}; replayed {sum(again.calls.values())} calls and "
-                f"{len(again.decisions)} decisions, {len(again.different)} differ",
-                flush=True,
+                f"  {day.label} seed {seed}: oracle {oracle:.3f}/s, simulated {100 * simulated / oracle:.1f}% of it"
             )
+            outcome, replayed = _steadiest(day, seed, oracle)
+            calls += sum(again.calls.total() for again in replayed)
+            different += sum(len(again.different) for again in replayed)
+            shares.append(outcome.on_time / horizon_s / oracle)
         worst = min(worst, sum(shares) / len(shares))
     return [
         Bar.above("through the proxy: deadline / simulated oracle, worst day", worst, 0.94),
         Bar.below(f"through the proxy: answers that differ in a replay of {calls} calls", float(different), 0.0),
     ]
+
+
+def _steadiest(day: Scenario, seed: int, oracle: float) -> tuple[Outcome, list[Replayed]]:
+    """Play a day, once more if the machine stood still, and return what the steadier machine gave; print both.
+
+    Chosen by the machine's longest stall and not by goodput, so that luck is not.
+    """
+    best: Outcome | None = None
+    replayed = []
+    for _ in range(TRIES):
+        lines: list[str] = []
+        outcome = asyncio.run(play_live(day, seed, lines))
+        again = replay(lines)["default"]
+        replayed.append(again)
+        print(
+            f"    {outcome.on_time / day.horizon_s:.3f}/s, {100 * outcome.on_time / day.horizon_s / oracle:.1f}%; "
+            f"late {100 * outcome.late / max(1, outcome.served):.1f}%, refused {outcome.refused}, "
+            f"failed {outcome.failed}; longest stall {outcome.stall_s:.2f} s "
+            f"({outcome.stall_cpu_s:.2f} s of it computing), calls {outcome.extra_s:.1f} s longer "
+            f"than {outcome.calls_s:.0f} s; replayed {again.calls.total()} calls and {len(again.decisions)} "
+            f"decisions, {len(again.different)} differ",
+            flush=True,
+        )
+        if best is None or outcome.stall_s < best.stall_s:
+            best = outcome
+        if best.stall_s <= STALL_S:
+            break
+    assert best is not None
+    return best, replayed

@@ -6,6 +6,7 @@ from controller.load import Load
 from controller.loop import PoolController
 from controller.promises import Promises
 from controller.setpoints import Bounds, Setpoints
+from controller.shared import Follower, Leader, orders
 from controller.slo import SLO
 from tests.controller.build import job, observation
 
@@ -99,3 +100,22 @@ def test_a_class_can_be_given_the_pools_promise_again() -> None:
     assert pool.slo_of("batch") == SLO(e2e_s=3.0)
     with pytest.raises(ValueError, match="a pool always has a promise"):
         pool.set_slo(None, 132.0, "admin:test")
+
+
+def test_processes_that_follow_hear_of_a_class_that_has_the_pools_promise_again() -> None:
+    def made(kind: type[PoolController]) -> PoolController:
+        return kind(
+            "pool",
+            slo=SLO(e2e_s=10.0),
+            setpoints=Setpoints(8, 0.0),
+            bounds=Bounds(1, 64, 0.0, 100.0),
+            class_slos={"batch": LOOSE, "interactive": TIGHT},
+            now=0.0,
+        )
+
+    leader, follower = made(Leader), made(Follower)
+    assert isinstance(follower, Follower)
+    leader.set_slo(None, 1.0, "admin:test", "batch")
+    leader.set_slo(SLO(e2e_s=2.0), 1.0, "admin:test", "interactive")
+    follower.adopt(orders(leader), 8, 2.0)
+    assert follower.class_slos == leader.class_slos == {"interactive": SLO(e2e_s=2.0)}

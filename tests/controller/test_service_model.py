@@ -57,6 +57,15 @@ def test_one_outlier_does_not_move_the_level() -> None:
     assert model.predict(16) < 1.6 * before
 
 
+def test_noise_is_averaged_and_not_chased() -> None:
+    model, rng, off = ServiceModel(), random.Random(7), []
+    for index in range(400):
+        if index >= 100:
+            off.append(model.predict(16) / 2.72 - 1.0)
+        model.observe(16, 2.72 * math.exp(rng.gauss(0.0, 0.15)))
+    assert math.sqrt(sum(value * value for value in off) / len(off)) < 0.6 * 0.15
+
+
 def test_a_constant_load_is_taken_as_sixty_percent_proportional() -> None:
     model = trained(lambda b: 2.0, sizes=(8,), noise=0.01)
     assert model.predict(16) == pytest.approx(2.0 * (0.4 + 0.6 * 2), rel=0.1)

@@ -129,6 +129,39 @@ def test_clean_samples_under_a_binding_cap_grow(law: str) -> None:
     assert pool.setpoints.max_batch_size > 8
 
 
+@pytest.mark.parametrize("app_limited", [False, True])
+@pytest.mark.parametrize("law", sorted(set(LAWS) - {"bandit"}))
+def test_healthy_traffic_is_never_held_back_to_probe(law: str, app_limited: bool) -> None:
+    pool = controller(law=law, size=8)
+    before, queued = 8, 0 if app_limited else 99
+    for second in range(400):
+        now = 100.0 + second
+        size = pool.setpoints.max_batch_size
+        assert size >= before, f"after {second} s"
+        before = size
+        batch = 3 if app_limited else size
+        for index in range(4):
+            done, seconds = now + index / 10, 0.5 + 0.01 * batch + 0.05 * (index == 3)
+            pool.observe(observation(seconds, done=done, batch=batch, generation=pool.setpoints.generation))
+        pool.tick(now + 0.6, Load(queued=queued, inflight=3, inflight_calls=1, app_limited=app_limited))
+
+
+@pytest.mark.parametrize("seconds", [8.0, 30.0])
+@pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
+def test_nothing_is_added_while_the_promise_is_broken(law: str, seconds: float) -> None:
+    """However usual it has become: an average of late answers is no target."""
+    pool = controller(law=law, size=16, slo=SLO(e2e_s=4.0))
+    for second in range(300):
+        now = 100.0 + second
+        size = pool.setpoints.max_batch_size
+        for index in range(4):
+            done = now + index / 10
+            pool.observe(observation(seconds, done=done, batch=size, generation=pool.setpoints.generation))
+        pool.tick(now + 0.6, Load(queued=99, inflight=size, inflight_calls=1))
+        assert pool.setpoints.max_batch_size <= size, f"after {second} s"
+    assert pool.setpoints.max_batch_size == 1
+
+
 @pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
 def test_stale_generations_are_ignored(law: str) -> None:
     pool = controller(law=law, size=8)

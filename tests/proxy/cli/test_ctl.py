@@ -66,6 +66,10 @@ async def test_slo_pin_unpin(ctl: Ctl, operator: FakeOperator) -> None:
     controller = operator.pools["chat"].controller
     await said(ctl, "-p", "chat", "slo", "ttft_ms=400", "e2e_ms=none", "quantile=0.95")
     assert controller.slo == SLO(ttft_s=0.4, quantile=0.95)
+    await said(ctl, "-p", "chat", "slo", "--class", "batch", "ttft_ms=none", "e2e_ms=60000")
+    assert (controller.slo.ttft_s, controller.slo_of("batch")) == (0.4, SLO(e2e_s=60.0, quantile=0.95))
+    await said(ctl, "-p", "chat", "slo", "--class", "batch")
+    assert controller.slo_of("batch") == controller.slo
     assert "3*" in await said(ctl, "-p", "chat", "pin", "max_batch_size=3", "window_ms=0")
     await said(ctl, "-p", "chat", "unpin", "window_ms")
     assert controller.pins == {"max_batch_size": 3.0}
@@ -117,6 +121,7 @@ async def test_config_is_yaml(ctl: Ctl) -> None:
             "trimtab: ttft_ms: got 0; accepted: a number from 0.001 to 86400000 (milliseconds)\n",
         ),
         (("-p", "chat", "slo", "ttft_ms"), "trimtab: ttft_ms: write it as key=value\n"),
+        (("-p", "chat", "slo"), "trimtab: say which target: ttft_ms=400\n"),
         (
             ("-p", "chat", "pin", "max_batch_size=999"),
             "trimtab: max_batch_size: got 999; accepted: 1 to 64, the pool's setpoints.max_batch_size\n",
