@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "mixed" in parts:
         bars += mixed_bars(300.0 if options.quick else 900.0, effort.seeds)
     if "live" in parts:
-        bars += live_bars(*((60.0, effort.seeds, LIVE_DAYS[1:2]) if options.quick else (150.0, effort.seeds[:1])))
+        bars += live_bars(*((45.0, effort.seeds, LIVE_DAYS[1:2]) if options.quick else (120.0, effort.seeds[:1])))
     print(f"took {time.monotonic() - started:.0f} s")
     return report(bars, options.json)
 

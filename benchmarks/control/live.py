@@ -46,7 +46,7 @@ from proxy.server import DataServer
 
 __all__ = ["DAYS", "live_bars"]
 
-SPEED = 4.0
+SPEED = 3.0
 DAYS = ("step @ 6 s", "overload @ 6 s", "bursts @ 6 s")
 STALL_S = 0.5
 """Of the slow clock: a machine that stood still for longer in one piece was not there for the profile's upstream."""
