@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from backend.api.body import read_json
-from backend.api.constraints import check_grammar, read_constraint
+from backend.api.constraints import Constraint, check_constraint, read_constraint
 from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, mapping, refuse_fields
@@ -110,19 +110,19 @@ async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[d
 
 async def _read_grammar(service: Service, body: Mapping[str, Any], tools: Tools | None) -> str | None:
     """Return the grammar that the answer must follow: the caller's, or that of a call that must be made."""
-    grammar = read_constraint(body)
-    if tools is not None and grammar is not None:
+    constraint = read_constraint(body)
+    if tools is not None and constraint is not None:
         raise InvalidRequest(
-            "'response_format' cannot be combined with 'tools': set 'tool_choice' to 'none'.",
-            param="response_format",
+            f"'{constraint.param}' cannot be combined with 'tools': set 'tool_choice' to 'none'.",
+            param=constraint.param,
             code="invalid_value",
         )
-    param = "response_format"
     if tools is not None and tools.forced:
-        grammar, param = call_grammar(tools), "tool_choice"
-    if grammar is not None:
-        await check_grammar(service, body, grammar, param)
-    return grammar
+        constraint = Constraint(call_grammar(tools), "tool_choice")
+    if constraint is None:
+        return None
+    await check_constraint(service, body, constraint)
+    return constraint.grammar
 
 
 async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str, str]) -> Plan:

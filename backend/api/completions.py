@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from backend.api.body import read_json
-from backend.api.constraints import check_grammar, read_constraint
+from backend.api.constraints import check_constraint, read_constraint
 from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, refuse_fields, token_ids, type_name
@@ -100,9 +100,10 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
             param="echo",
             code="unsupported_parameter",
         )
-    grammar = read_constraint(body)
-    if grammar is not None:
-        await check_grammar(service, body, grammar, "structured_outputs")
+    constraint = read_constraint(body)
+    if constraint is not None:
+        await check_constraint(service, body, constraint)
+    grammar = constraint.grammar if constraint is not None else None
     raw = body.get("prompt")
     prompts = await read_prompts(service, raw, "prompt", max_prompts=service.limits.max_prompts)
     plan_id = new_id("cmpl")

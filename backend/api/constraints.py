@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from backend.api.errors import InvalidRequest
 from backend.api.fields import boolean, integer, type_name, wrong_type
 from backend.api.service import Service
 from backend.grammar import source
 
-__all__ = ["GUIDED", "check_grammar", "read_constraint", "require_grammar"]
+__all__ = ["GUIDED", "Constraint", "check_constraint", "read_constraint", "require_grammar"]
 
 MAX_CHOICES: Final = 1024
 RESPONSE_FORMATS: Final = ("text", "json_object", "json_schema")
@@ -105,14 +105,21 @@ def _structured_outputs(value: Any) -> str:
     return _KINDS[kind]("structured_outputs", setting)
 
 
-def read_constraint(body: Mapping[str, Any]) -> str | None:
-    """Return the grammar that a request demands, not yet compiled; None where the text is free.
+class Constraint(NamedTuple):
+    """A grammar, not yet compiled, and the parameter that demands it."""
+
+    grammar: str
+    param: str
+
+
+def read_constraint(body: Mapping[str, Any]) -> Constraint | None:
+    """Return what a request demands of the text; None where it is free.
 
     Raises:
         InvalidRequest: malformed, several at once, or the grammar library is not installed.
     """
     wanted = [name for name in ("response_format", "structured_outputs", *GUIDED) if body.get(name) is not None]
-    grammars: dict[str, str] = {}
+    found: list[Constraint] = []
     for name in wanted:
         if name == "response_format":
             grammar = _response_format(body[name])
@@ -123,14 +130,14 @@ def read_constraint(body: Mapping[str, Any]) -> str | None:
             else:
                 grammar = _KINDS[name.removeprefix("guided_")](name, body[name])
         if grammar is not None:
-            grammars[name] = grammar
-    if len(grammars) > 1:
-        first, second, *_ = grammars
+            found.append(Constraint(grammar, name))
+    if len(found) > 1:
+        first, second = (constraint.param for constraint in found[:2])
         raise InvalidRequest(f"'{second}' cannot be combined with '{first}'.", param=second, code="invalid_value")
-    return next(iter(grammars.values()), None)
+    return found[0] if found else None
 
 
-async def check_grammar(service: Service, body: Mapping[str, Any], grammar: str, param: str) -> None:
+async def check_constraint(service: Service, body: Mapping[str, Any], constraint: Constraint) -> None:
     """Compile a grammar, off the event loop, and refuse what cannot go with one.
 
     Raises:
@@ -139,13 +146,13 @@ async def check_grammar(service: Service, body: Mapping[str, Any], grammar: str,
     for field, harmless in ((boolean("ignore_eos"), False), (integer("min_tokens", 0, None, 0), 0)):
         if field.read(body) != harmless:
             raise InvalidRequest(
-                f"'{field.name}' cannot be combined with '{param}': the text ends where its grammar does.",
+                f"'{field.name}' cannot be combined with '{constraint.param}': the text ends where its grammar does.",
                 param=field.name,
                 code="invalid_value",
             )
     try:
-        await service.in_thread(source.check, grammar)
+        await service.in_thread(source.check, constraint.grammar)
     except source.GrammarError as error:
         raise InvalidRequest(
-            f"'{param}' cannot be enforced: {error}.", param=param, code="invalid_grammar"
+            f"'{constraint.param}' cannot be enforced: {error}.", param=constraint.param, code="invalid_grammar"
         ) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -27,15 +28,19 @@ _COMPILE_S = 120.0
 logger = logging.getLogger(__name__)
 
 
+class _CompileError(subprocess.SubprocessError):
+    """The compiler refused the source; another directory would not help."""
+
+
 @functools.cache
 def load_library() -> ctypes.CDLL | None:
     """Return the compiled kernels, or None, after one log line, where they cannot be had."""
     compiler = _find_compiler()
     if compiler is None:
-        logger.info("no C compiler: running on plain torch; set %s to one for faster steps", COMPILER_VARIABLE)
+        logger.info("%s: running on plain torch", _why_no_compiler())
         return None
     try:
-        return ctypes.CDLL(str(_compiled(compiler, _cache_directory())))
+        return _load(compiler)
     except (OSError, subprocess.SubprocessError) as error:
         logger.warning("the native kernels cannot be compiled or loaded, running on plain torch: %s", error)
         return None
@@ -48,29 +53,52 @@ def _find_compiler() -> str | None:
     return next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
 
 
-def _cache_directory() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+def _why_no_compiler() -> str:
+    wanted = os.environ.get(COMPILER_VARIABLE)
+    if wanted is None:
+        return f"no C compiler (cc, gcc or clang, or what {COMPILER_VARIABLE} names) for faster steps"
+    return f"{COMPILER_VARIABLE} names no program: {wanted!r}" if wanted else f"{COMPILER_VARIABLE} is empty"
+
+
+def _load(compiler: str) -> ctypes.CDLL:
+    """Load the library from the user's cache, compiling it first unless it is there and whole.
+
+    Where there is no cache to write to, or nothing in it can be executed, the library is made for this process alone.
+    Raises OSError and SubprocessError.
+    """
+    name = f"kernels-{_key(compiler)}.so"
+    directory = _cache_directory()
+    if directory is not None:
+        try:
+            return ctypes.CDLL(str(directory / name))
+        except OSError:
+            pass  # not there yet, or cut short by a full disk: made now
+        with contextlib.suppress(OSError):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=directory) as place:
+                made = Path(place) / name
+                _compile(compiler, made)
+                made.replace(directory / name)  # whole or not at all, whoever else is compiling
+            return ctypes.CDLL(str(directory / name))
+    with tempfile.TemporaryDirectory(prefix="trimtab-native-") as place:
+        made = Path(place) / name
+        _compile(compiler, made)
+        return ctypes.CDLL(str(made))  # stays mapped when its file is gone
+
+
+def _cache_directory() -> Path | None:
+    """Where the libraries of this user are kept; None for a user without a home."""
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return Path(home) / "trimtab" / "native"
 
 
-def _compiled(compiler: str, directory: Path) -> Path:
-    """Return the library for this source, compiler and processor, made now unless it is there."""
-    source = _SOURCE.read_bytes()
-    key = hashlib.sha256(b"\0".join((source, " ".join(_FLAGS).encode(), compiler.encode(), _processor()))).hexdigest()
-    path = directory / f"kernels-{key[:16]}.so"
-    if path.exists():
-        return path
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(dir=directory)
-    except OSError:  # no home that can be written to: compile for this process alone
-        directory = Path(tempfile.mkdtemp(prefix="trimtab-native-"))
-        path, scratch = directory / path.name, tempfile.TemporaryDirectory(dir=directory)
-    with scratch as place:
-        made = Path(place) / path.name
-        _compile(compiler, made)
-        made.replace(path)  # whole or not at all, whoever else is compiling
-    return path
+def _key(compiler: str) -> str:
+    """What a library depends on, so that a home that several machines share holds one for each."""
+    parts = (_SOURCE.read_bytes(), " ".join(_FLAGS).encode(), compiler.encode(), _processor())
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _compile(compiler: str, path: Path) -> None:
@@ -81,7 +109,7 @@ def _compile(compiler: str, path: Path) -> None:
     plain = subprocess.run(base, capture_output=True, timeout=_COMPILE_S, check=False, text=True)
     if plain.returncode != 0:
         lines = plain.stderr.strip().splitlines() or ["no message"]
-        raise OSError(f"{compiler} failed: {lines[0]}")
+        raise _CompileError(f"{compiler} failed: {lines[0]}")
 
 
 def _processor() -> bytes:

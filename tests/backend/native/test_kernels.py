@@ -1,10 +1,9 @@
-"""The native kernels against the same formulas in float64, and what happens where they cannot be compiled."""
+"""The native kernels against the same formulas in float64."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch.nn.functional import gelu, rms_norm, silu
 
 from backend.models.native_ops import NativeOps
 from backend.models.rope import rotate
-from backend.native import library
 from backend.native.kernels import DecodeRows, Kernels, load_kernels
 
 DTYPES = pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
@@ -118,34 +116,6 @@ def test_rows_are_shared_out_by_length_and_none_is_lost() -> None:
             assert len(rows.parts) <= 3
     finally:
         torch.set_num_threads(1)
-
-
-def test_an_empty_compiler_name_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(library.COMPILER_VARIABLE, "")
-    assert library.load_library.__wrapped__() is None
-
-
-def test_a_compiler_that_fails_is_reported_in_one_line_and_done_without(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    broken = tmp_path / "cc"
-    broken.write_text("#!/bin/sh\necho 'no such target' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    monkeypatch.setenv(library.COMPILER_VARIABLE, str(broken))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    assert library.load_library.__wrapped__() is None
-    assert "no such target" in caplog.text
-
-
-def test_the_library_is_compiled_once_and_then_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    if load_kernels() is None:
-        pytest.skip("no C compiler")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert library.load_library.__wrapped__() is not None
-    (made,) = (tmp_path / "trimtab" / "native").iterdir()
-    before = made.stat().st_mtime_ns
-    assert library.load_library.__wrapped__() is not None
-    assert [path.stat().st_mtime_ns for path in made.parent.iterdir()] == [before]
 
 
 @pytest.mark.parametrize(
