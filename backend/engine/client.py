@@ -23,7 +23,7 @@ from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta, GenerationRequest
 from backend.engine.stats import EngineStats
 
-__all__ = ["DEFAULT_BUILD", "EngineClient", "Pooling", "Progress"]
+__all__ = ["DEFAULT_BUILD", "ENGINE_ENVIRONMENT", "EngineClient", "Pooling", "Progress"]
 
 Pooling = Literal["mean", "last"]
 Progress = Callable[[str, float], None]
@@ -31,6 +31,10 @@ Progress = Callable[[str, float], None]
 
 DEFAULT_BUILD = "backend.engine.build:build_core"
 """Where the engine process finds the function that loads a model and makes an EngineCore of it."""
+
+ENGINE_ENVIRONMENT = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1", "THP_MEM_ALLOC_ENABLE": "1"}
+"""Set for the engine process unless set already: malloc and torch ask for huge pages, where the system lends them on
+request, because every decode step on a CPU reads all weights once."""
 
 _DRAIN_ABOVE = 1 << 20
 
@@ -312,7 +316,11 @@ async def _spawn() -> tuple[asyncio.subprocess.Process, asyncio.StreamReader, as
             str(theirs.fileno()),
             stdin=asyncio.subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path)},
+            env={
+                **ENGINE_ENVIRONMENT,
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(entry or os.getcwd() for entry in sys.path),
+            },
         )
     except BaseException:
         ours.close()

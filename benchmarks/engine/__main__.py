@@ -9,7 +9,7 @@
 * peers: SmolLM2-135M, 32 requests of 64 to 512 prompt and 16 to 256 output tokens that arrive over time, greedy,
   the end-of-text token ignored, one thread: output tokens per CPU second of the process, beside transformers'
   continuous batching and vLLM. The same prompts, weights and dtype for all; runs take turns, so that what else the
-  machine does meets all of them.
+  machine does meets all of them. Ours runs in the environment that the worker gives its engine (huge pages).
 
 `--quick` does the first, tries the second on a handful of requests without holding it against a bar, and leaves the
 peers out (their imports alone take longer than it may).
@@ -23,6 +23,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 
+from backend.engine.client import ENGINE_ENVIRONMENT
 from backend.weights.locate import locate_model
 from benchmarks.bars import Bar, report
 from benchmarks.engine.checkpoint import demo_directory
@@ -45,7 +46,7 @@ def static_against_continuous(dtype: str, count: int, longest: int, seats: int) 
     """The long-tailed mix, in turns, through one engine."""
     items = long_tail(count, longest, count / ARRIVALS_PER_S)
     arguments = ["--model", str(locate_model("demo")), "--dtype", dtype, "--max-num-seqs", str(seats)]
-    with Contender("trimtab", "ours", arguments) as engine:
+    with Contender("trimtab", "ours", arguments, environment=ENGINE_ENVIRONMENT) as engine:
         engine.ready(BOOT_S)
         engine.run(_warm_up(items))
         continuous = engine.run(items)
@@ -68,7 +69,10 @@ def _describe(figures: Figures) -> str:
 def _contenders(dtype: str) -> list[Contender]:
     path = str(demo_directory())
     arguments = ["--model", path, "--dtype", dtype]
-    found = [Contender("trimtab", "ours", arguments), Contender("transformers", "with_transformers", arguments)]
+    found = [
+        Contender("trimtab", "ours", arguments, environment=ENGINE_ENVIRONMENT),
+        Contender("transformers", "with_transformers", arguments),
+    ]
     python = vllm_python()
     if python is None:
         print("vllm: not installed, left out (python -m benchmarks.engine --install)", file=sys.stderr)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -27,8 +27,18 @@ class ContenderFailed(RuntimeError):
 class Contender:
     """Started on entry, stopped on exit. While it waits for an order it uses no CPU time."""
 
-    def __init__(self, name: str, module: str, arguments: Sequence[str], *, python: Path | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        python: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Run a module of this package, by this interpreter or another, with more in its environment than in ours."""
         self.name = name
+        self._environment = environment or {}
         self._argv = [str(python or sys.executable), "-m", f"benchmarks.engine.{module}", *arguments]
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed on exit)
         self._running: subprocess.Popen[str] | None = None
@@ -52,7 +62,7 @@ class Contender:
         self._running = subprocess.Popen(
             self._argv,
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **self._environment},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

@@ -9,11 +9,12 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
 
-from backend.engine.client import RED_S, STALL_S, EngineClient
+from backend.engine.client import ENGINE_ENVIRONMENT, RED_S, STALL_S, EngineClient
 from backend.engine.errors import EngineDied, EngineError, EngineOverloaded, RequestRefused
 from backend.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 from tests.backend.engine.fake import fake_options, greedy
@@ -68,6 +69,16 @@ async def until_idle(client: EngineClient) -> None:
 async def within(awaitable: Awaitable[object], seconds: float = 30.0) -> object:
     """Fail rather than hang; how long it takes is not what is tested."""
     return await asyncio.wait_for(awaitable, seconds)
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="shows no process's environment")
+async def test_the_engine_asks_for_huge_pages_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=0")
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
+    async with engine() as client:
+        entries = Path(f"/proc/{client.info.pid}/environ").read_bytes().decode().split("\0")
+    assert "GLIBC_TUNABLES=glibc.malloc.hugetlb=0" in entries
+    assert f"THP_MEM_ALLOC_ENABLE={ENGINE_ENVIRONMENT['THP_MEM_ALLOC_ENABLE']}" in entries
 
 
 async def test_concurrent_requests_are_served_and_kept_apart(client: EngineClient) -> None:
