@@ -11,7 +11,7 @@ from proxy.incoming import Incoming
 from proxy.keepalive import Keepalive
 from proxy.keys import Visit
 from proxy.merging import outcome_of
-from proxy.outcome import Outcome, to_reply
+from proxy.outcome import Draining, NoUpstream, Outcome, UpstreamFailed, to_reply
 from proxy.pool import Pool
 from proxy.relay import Framing, Relay, chunked_body, cut_short, reset
 from proxy.reply import head_bytes
@@ -198,10 +198,16 @@ class Answering:
     def _error_frame(self, exchange: Exchange) -> bytes:
         """Return what tells the reader of a half-sent stream that it broke."""
         assert self.wire is not None
-        outcome = outcome_of(exchange.error) if exchange.error is not None else None
+        outcome = self._blamed(outcome_of(exchange.error)) if exchange.error is not None else None
         if outcome is None:
             return self.wire.stream_error("upstream_error", "The inference server broke off its answer.")
         return self.wire.stream_error(outcome.reason, outcome.message)
+
+    def _blamed(self, outcome: Outcome) -> Outcome:
+        """Return `outcome`, unless an upstream seems to have failed because we are going away."""
+        return (
+            Draining() if self.service.lifecycle.cut and isinstance(outcome, UpstreamFailed | NoUpstream) else outcome
+        )
 
     def _write_answer(
         self,

@@ -322,9 +322,9 @@ class Flight(Asking):
                 return
             error = unsolved
         if isinstance(error, Refused):
-            self.refuse(error.outcome)
+            self.refuse(self._blamed(error.outcome))
         elif isinstance(error, UpstreamError):
-            self.refuse(outcome_of(error))
+            self.refuse(self._blamed(outcome_of(error)))
         elif isinstance(error, ConnectionError) or self.transport.is_closing():
             # uvloop's word for writing to a transport that was just closed is a RuntimeError.
             self.ticket.left()

@@ -14,12 +14,14 @@ class Lifecycle:
     still serves what comes.
     """
 
-    __slots__ = ("_empty", "draining", "inside", "ready", "refusing")
+    __slots__ = ("_empty", "cut", "draining", "inside", "ready", "refusing")
 
     def __init__(self) -> None:
         self.ready = True
         self.draining = False
         self.refusing = False
+        self.cut = False
+        """Whether what is still under way is cut off: that upstream calls break now is our doing."""
         self.inside = 0
         """Requests under way."""
         self._empty: asyncio.Event | None = None

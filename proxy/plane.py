@@ -263,6 +263,7 @@ class DataPlane:
     async def stop(self) -> None:
         """Close everything now. Safe to call at any time, also more than once."""
         self._started = False
+        self.lifecycle.cut = True
         for timer in self._ticks.values():
             timer.cancel()
         if self._delay_timer is not None:

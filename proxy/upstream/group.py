@@ -53,6 +53,7 @@ class Group:
         self.patience = patience
         self._router = router
         self._budget = budget
+        self._aborted = False
         self._max_retries = max_retries
         self._on_retry = on_retry
         self._loop = asyncio.get_running_loop()
@@ -61,6 +62,8 @@ class Group:
         self, work: float = 0.0, exclude: Sequence[Endpoint] = (), key: AffinityKey | None = None
     ) -> Endpoint | None:
         """Return whom to ask for a call of `work` tokens, None when nobody may be asked."""
+        if self._aborted:
+            return None
         return self._router.pick(self.endpoints, monotonic(), work=work, exclude=exclude, key=key)
 
     def retry_after_s(self) -> float:
@@ -165,7 +168,8 @@ class Group:
         endpoint.failed(monotonic())
 
     def abort(self) -> None:
-        """Close every connection."""
+        """Close every connection, and ask nobody any more: calls that break by it are not to be made again."""
+        self._aborted = True
         for endpoint in self.endpoints:
             endpoint.connections.abort()
 

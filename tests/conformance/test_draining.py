@@ -84,3 +84,24 @@ async def test_draining_a_pool_releases_whoever_waits_for_company() -> None:
         assert (await client.answer()).status == 200
         assert stack.counts.batches == [(1, "drain")]
         await stack.settled()
+
+
+async def test_who_is_cut_off_hears_that_we_go_and_not_that_the_upstream_failed() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack:
+        async with RawClient(stack.port) as reading, RawClient(stack.port) as waiting:
+            reading.send(request_bytes("POST", PATH, body=STREAM, mock={"gap": 30}))
+            await reading.head()
+            await reading.piece()
+            waiting.send(request_bytes("POST", PATH, body=CHAT, mock={"hang": True}))
+            while len(up.seen) < 2:  # noqa: ASYNC110 - the upstream tells nobody
+                await asyncio.sleep(0.001)
+            stack.lifecycle.cut = True
+            stack.pool.abort()
+            answer = await waiting.answer()
+            assert (answer.status, answer.header("x-trimtab-reason")) == (503, "draining")
+            assert answer.header("retry-after") is not None
+            rest = await reading.closed()
+            assert b"shutting down" in rest
+            assert b"inference server failed" not in rest
+            assert len(up.seen) == 2, "what we cut off is not asked for again"
+        await stack.settled()
