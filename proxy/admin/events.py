@@ -18,6 +18,8 @@ from proxy.admin.views import pool_summary, show_decision
 __all__ = ["EventsApi", "Position"]
 
 MAX_STREAMS = 32
+PATIENCE_S = 30.0
+"""A reader that has taken nothing for so long gives its place to others."""
 _ENTRY = re.compile(r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62}):(\d{1,15})$")
 
 
@@ -51,8 +53,13 @@ class EventsApi(Group):
             await stream.prepare(request)
             with contextlib.suppress(ConnectionResetError):  # the client's way of saying goodbye
                 while True:
-                    await stream.write("".join((*self._decisions(seen), self._states(seen))).encode())
+                    news = "".join((*self._decisions(seen), self._states(seen))).encode()
+                    async with asyncio.timeout(PATIENCE_S):
+                        await stream.write(news)
                     await asyncio.sleep(every_s)
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
         finally:
             self._open -= 1
         return stream

@@ -35,13 +35,13 @@ class ApiError(Exception):
 
     @classmethod
     def invalid(cls, problems: Iterable[Problem]) -> ApiError:
-        """Return a 422 that lists what is wrong with a body."""
+        """Return a 422 that lists what is wrong with a body, or with a file where problems have an origin."""
         errors = [
             {"field": problem.path, "message": problem.message}
             | ({"origin": problem.origin} if problem.origin else {})
             for problem in problems
         ]
-        detail = "; ".join(f"{error['field'] or 'body'}: {error['message']}" for error in errors)
+        detail = "; ".join(f"{error['field'] or error.get('origin', 'body')}: {error['message']}" for error in errors)
         return cls(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
 
 

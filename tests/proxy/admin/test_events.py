@@ -8,6 +8,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,6 +88,24 @@ async def test_only_so_many_at_once(api: TestClient, operator: FakeOperator) -> 
                 return
         await asyncio.sleep(0.01)
     raise AssertionError("the places of clients that left are not given to others")
+
+
+async def test_a_reader_that_takes_nothing_gives_its_place_to_others(
+    api: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def stuck(self: web.StreamResponse, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patched:
+        patched.setattr("proxy.admin.events.PATIENCE_S", 0.01)
+        patched.setattr("aiohttp.web.StreamResponse.write", stuck)
+        for _ in range(MAX_STREAMS + 1):
+            async with api.get(EVENTS) as stream:
+                assert stream.status == 200
+                with pytest.raises(aiohttp.ClientError):
+                    await stream.read()
+    async with api.get(EVENTS) as stream:
+        assert (await event(stream))["event"] == "state"
 
 
 @pytest.mark.parametrize("every", ["0", "0.1", "61", "x"])
