@@ -87,8 +87,12 @@ class Steering(ABC):
         journal = None if self._journal is None else self._journal.write
         if journal is not None and kind is not PoolController:
             _LOG.warning("log.journal is kept by a single process only; pool %s is led for several", config.name)
-        controller = controller_for(restored_config(config, saved), now, kind, journal)
-        shown = restore(config, controller, saved, now, time.time())
+        try:
+            controller = controller_for(restored_config(config, saved), now, kind, journal)
+            shown = restore(config, controller, saved, now, time.time())
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            _LOG.error("pool %s: what was kept cannot be understood and is left out: %r", config.name, error)
+            controller, shown = controller_for(config, now, kind, journal), 0
         if shown:
             _LOG.info("pool %s goes on where it stopped, with %d requests to learn from", config.name, shown)
         return controller

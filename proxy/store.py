@@ -34,7 +34,9 @@ class Store:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.executescript(_SCHEMA)
         except OSError as error:
-            raise StoreError(f"state.path: {path}: {error}; give a file in a folder that can be written to") from None
+            raise StoreError(
+                f"state.path: {path}: {error}; move it away, or give a file in a folder that can be written to"
+            ) from None
 
     def save(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep the states of pools, all or none of them."""
@@ -46,10 +48,13 @@ class Store:
             )
 
     def load(self) -> dict[str, dict[str, Any]]:
-        """Return what was kept, by pool."""
-        with self._open() as connection:
-            rows = connection.execute("SELECT name, state FROM pools").fetchall()
-        return {name: json.loads(state) for name, state in rows}
+        """Return what was kept, by pool. Raises StoreError when it cannot be read."""
+        try:
+            with self._open() as connection:
+                rows = connection.execute("SELECT name, state FROM pools").fetchall()
+            return {name: json.loads(state) for name, state in rows}
+        except (OSError, ValueError) as error:
+            raise StoreError(f"state.path: {self.path} cannot be read: {error}; move it away to start anew") from None
 
     def save_predictor(self, pool: str, lines: str) -> None:
         """Keep what the predictor of `pool` has learned."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -135,6 +136,27 @@ def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
     path.write_text("this is no database, and long enough that nobody could take it for an empty one " * 20)
     with pytest.raises(StoreError, match=r"state\.path: .*state\.db: file is not a database"):
         Store(path)
+
+
+def test_a_file_with_a_broken_entry_is_named(tmp_path: Path) -> None:
+    store = Store(tmp_path / "state.db")
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("INSERT INTO pools VALUES ('default', '{')")
+    with pytest.raises(StoreError, match=r"state\.path: .*state\.db cannot be read: .*; move it away"):
+        store.load()
+
+
+@pytest.mark.parametrize("nonsense", [{}, {"observations": [[1]]}, {"setpoints": None}, {"slo": {"x": 1}, "pins": 5}])
+async def test_entries_that_make_no_sense_stop_nobody_from_starting(
+    tmp_path: Path, make_rig: Make, upstream: Upstream, nonsense: dict[str, Any]
+) -> None:
+    config = pool(upstreams=[upstream.url])
+    kept = saved(config, controller_for(config, 0.0)) | nonsense if nonsense else {"version": 1}
+    Store(tmp_path / "state.db").save({"default": kept})
+    data = {"slo": {"e2e_ms": 5_000}, "setpoints": {"max_batch_size": {"max": 64}}}
+    rig = await make_rig(upstreams=[upstream.url], state={"path": str(tmp_path / "state.db")}, **data)
+    assert await rig.said() == "a"
+    assert (await rig.admin_json("GET", POOL))["setpoints"]["max_batch_size"] == 16
 
 
 async def test_a_restart_under_load_goes_on_where_it_stopped(tmp_path: Path, upstream: Upstream) -> None:
