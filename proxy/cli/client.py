@@ -77,17 +77,17 @@ class AdminClient:
             return urllib.request.urlopen(request, timeout=timeout)
         except urllib.error.HTTPError as error:
             with error:
-                raise Refusal(_words(error)) from None
+                raise Refusal(_words(error, self.url)) from None
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise Unreachable(f"{self.url}: {reason}; is the proxy running, and is this its admin port?") from None
 
 
-def _words(error: urllib.error.HTTPError) -> str:
+def _words(error: urllib.error.HTTPError, url: str) -> str:
     try:
         return str(json.loads(error.read())["detail"])
     except (ValueError, KeyError, TypeError):
-        return f"{error.code} {error.reason}"
+        return f"{url}: {error.code} {error.reason}; is this the proxy's admin port?"
 
 
 def _actor() -> str:

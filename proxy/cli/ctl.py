@@ -46,6 +46,13 @@ class _Context:
         """Print a pool after a change, or the change when it is to come."""
         self.say(answer, pools_table([answer]) if "setpoints" in answer else plans_table([answer]))
 
+    def say_decisions(self, found: Sequence[dict[str, Any]], otherwise: str) -> None:
+        """Print a line for each decision; where there is none, tell a person so on stderr."""
+        for decision in found:
+            click.echo(json.dumps(decision) if self.as_json else decision_line(decision))
+        if not found and not self.as_json:
+            click.echo(otherwise, err=True)
+
 
 def _fail(code: int, error: Exception) -> NoReturn:
     click.echo(f"trimtab: {error}", err=True)
@@ -283,8 +290,7 @@ def what_if(context: _Context, changes: tuple[str, ...], law_name: str | None) -
 def decisions(context: _Context, limit: int, follow: bool) -> None:
     """Show what was decided and why, newest last."""
     found = context.client.get(f"{context.base}/decisions", limit=limit)["decisions"][::-1]
-    for decision in found:
-        click.echo(json.dumps(decision) if context.as_json else decision_line(decision))
+    context.say_decisions(found, "nothing has been decided yet: it takes traffic that calls for it, or an operator")
     if not follow:
         return
     for name, data in context.client.events(1.0):
@@ -309,8 +315,8 @@ def plans(context: _Context, number: int | None) -> None:
 @_talks
 def audit(context: _Context, limit: int) -> None:
     """Show what operators decided, in all pools, newest last."""
-    for decision in context.client.get("/admin/v1/audit", limit=limit)["decisions"][::-1]:
-        click.echo(json.dumps(decision) if context.as_json else decision_line(decision))
+    found = context.client.get("/admin/v1/audit", limit=limit)["decisions"][::-1]
+    context.say_decisions(found, "no operator has changed anything yet")
 
 
 @command.command()

@@ -112,12 +112,12 @@ def upstreams_table(pool: dict[str, Any]) -> str:
         [up["url"], up.get("state"), up.get("inflight"), up.get("served"), up.get("failure_rate")] for up in upstreams
     ]
     if any(up.get("reported") for up in upstreams):
-        head += ["SAYS RUNNING", "WAITING", "KV", "AGE s"]
+        head += ["SAYS RUNNING", "WAITING", "KV %", "AGE s"]
         for row, up in zip(rows, upstreams, strict=True):
             said = up.get("reported") or {}
             age = said.get("age_s")
             shown = f"{age:.1f}{' (stale)' if said.get('stale') else ''}" if age is not None else said.get("error")
-            row += [said.get("running"), said.get("waiting"), said.get("kv_usage"), shown]
+            row += [said.get("running"), said.get("waiting"), _scaled(said.get("kv_usage"), 100.0), shown]
     return table(head, rows)
 
 

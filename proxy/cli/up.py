@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
+import shutil
 import socket
 import sys
 import time
@@ -34,6 +36,8 @@ _DEMO_SLO = {"tpot_ms": 150.0, "e2e_ms": 60_000.0}
 _DEMO_DTYPE = ("--dtype", "float32")
 """The demo's weights have four bits each: rounding the arithmetic too changes what it says."""
 _PLACEHOLDER = "http://127.0.0.1:1"
+_CTL_DEFAULT = "http://127.0.0.1:8081"
+"""Where `trimtab ctl` looks when it is not told."""
 
 
 @click.command("up")
@@ -105,11 +109,14 @@ class _Up:
         self._data = data
         self._admin = admin
         self._progress = _Progress()
+        self._beside = _BesideProgress(self._progress)
 
     async def run(self, arguments: Sequence[str]) -> int:
         """Start the worker, put the proxy in front of it, wait for the end; return the exit code."""
         from proxy.run import Signals
 
+        for handler in logging.getLogger("trimtab").handlers:
+            handler.addFilter(self._beside)
         signals = Signals()
         signals.install()
         child = await Child.start(arguments, self._progress.line)
@@ -139,6 +146,7 @@ class _Up:
             if ready is None or not await _first(_seen_well(proxy), signals.asked.wait()):
                 return 0
             self._progress.close()
+            self._beside.loading = False
             self._announce(ready, config)
             code = await _first(child.wait(), signals.asked.wait())
             if code is not None:
@@ -156,6 +164,7 @@ class _Up:
     def _announce(self, ready: dict[str, Any], config: Config) -> None:
         proxy = f"{_scheme(config.listen.tls)}://{address_of(self._data)}"
         admin = f"{_scheme(config.admin.tls)}://{address_of(self._admin)}"
+        ctl = f"{_own_name()} ctl" + ("" if admin == _CTL_DEFAULT else f" --url {admin}")
         body = {"model": ready["model"], "prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
         lines = (
             f"ready in {self._progress.elapsed_s:.1f} s: {ready['model']} on {ready.get('device', 'the worker')}",
@@ -170,10 +179,9 @@ class _Up:
             f"  curl -s {proxy}/v1/completions -H 'Content-Type: application/json' \\",
             f"    -d '{json.dumps(body)}'",
             "",
-            "See what the controller does, and change its target while it runs:",
-            f"  curl -s {admin}/admin/v1/pools/default/decisions",
-            f"  curl -s -X PATCH {admin}/admin/v1/pools/default/slo -H 'Content-Type: application/json' \\",
-            "    -d '{\"tpot_ms\": 75}'",
+            "Change its promise while it runs, and see what the controller makes of it:",
+            f"  {ctl} slo tpot_ms=75",
+            f"  {ctl} decisions",
             "",
             "Ctrl-C stops everything.",
         )
@@ -183,6 +191,15 @@ class _Up:
 
 def _scheme(tls: object) -> str:
     return "http" if tls is None else "https"
+
+
+def _own_name() -> str:
+    """Return what a shell in this folder takes for this command: `trimtab`, or its path when it is not on PATH."""
+    own = Path(sys.argv[0])
+    if own.name != "trimtab" or shutil.which("trimtab") == str(own.absolute()):
+        return "trimtab"
+    here = Path.cwd()
+    return str(own.relative_to(here) if own.is_absolute() and own.is_relative_to(here) else own)
 
 
 def _exit_code(code: int) -> int:
@@ -245,3 +262,19 @@ class _Progress:
         if self._open:
             click.echo("", err=True)
             self._open = False
+
+
+class _BesideProgress(logging.Filter):
+    """Keeps log lines off a rewritten line; and while the model loads, that the worker is not well is no news."""
+
+    def __init__(self, progress: _Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self.loading = True
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether `record` is shown, after the progress line, if one is open, has been ended."""
+        if self.loading and record.name == "trimtab.proxy" and record.levelno < logging.ERROR:
+            return False
+        self._progress.close()
+        return True

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 from click.testing import CliRunner, Result
 from pydantic import SecretStr
@@ -139,6 +140,22 @@ async def test_a_refused_reload_says_why(ctl: Ctl, operator: FakeOperator) -> No
     assert (done.exit_code, done.stderr) == (2, "trimtab: slo.ttft: unknown key\n")
 
 
+@pytest.mark.parametrize(("what", "words"), [("decisions", "nothing has been decided yet"), ("audit", "no operator")])
+async def test_where_there_is_nothing_to_list_it_says_so_beside_the_output(ctl: Ctl, what: str, words: str) -> None:
+    done = await ctl("-p", "chat", what)
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr.startswith(words)
+    assert (await ctl("-p", "chat", "--json", what)).output == ""
+
+
+async def test_another_port_than_the_admin_apis_is_asked_about() -> None:
+    async with TestServer(web.Application()) as server:
+        url = str(server.make_url(""))
+        done = await asyncio.to_thread(CliRunner().invoke, main, ["ctl", "--url", url, "pools"])
+    assert done.exit_code == 2
+    assert done.stderr == f"trimtab: {url.rstrip('/')}: 404 Not Found; is this the proxy's admin port?\n"
+
+
 def test_nobody_there_is_one_line_and_exits_with_1() -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
@@ -183,7 +200,7 @@ async def test_an_upstream_is_drained_waited_for_and_taken_back_in(ctl: Ctl, ope
     pool.state = {"upstreams": [{"url": url, "state": "drained", "inflight": 0, "served": 9, "reported": reported}]}
     lines = (await said(ctl, "-p", "chat", "drain", url, "--wait")).splitlines()
     assert lines[0].split() == ["UPSTREAM", "STATE", "INFLIGHT", "SERVED", "FAILURES",
-                                "SAYS", "RUNNING", "WAITING", "KV", "AGE", "s"]  # fmt: skip
+                                "SAYS", "RUNNING", "WAITING", "KV", "%", "AGE", "s"]  # fmt: skip
     assert lines[1].split() == [url, "drained", "0", "9", "-", "3", "0", "0.5", "2.0"]
     assert pool.taken_out == (url,)
     await said(ctl, "-p", "chat", "drain", url, "--undo")
