@@ -201,7 +201,7 @@ async def test_an_upstream_is_drained_waited_for_and_taken_back_in(ctl: Ctl, ope
     lines = (await said(ctl, "-p", "chat", "drain", url, "--wait")).splitlines()
     assert lines[0].split() == ["UPSTREAM", "STATE", "INFLIGHT", "SERVED", "FAILURES",
                                 "SAYS", "RUNNING", "WAITING", "KV", "%", "AGE", "s"]  # fmt: skip
-    assert lines[1].split() == [url, "drained", "0", "9", "-", "3", "0", "0.5", "2.0"]
+    assert lines[1].split() == [url, "drained", "0", "9", "-", "3", "0", "50", "2.0"]
     assert pool.taken_out == (url,)
     await said(ctl, "-p", "chat", "drain", url, "--undo")
     assert pool.taken_out == ()
