@@ -155,6 +155,8 @@ def design_bars(cells: Sequence[Cell], published: Sequence[tuple[str, float]] = 
     for name, times in published:
         group = [cell for cell in plain if cell.label.startswith(name + " @") and "random" not in cell.label]
         if group:
+            shown = ", ".join(f"{c.label} {c.ratio('deadline', 'published'):.1f}" for c in group)
+            print(f"times the goodput of the published rule: {shown}")
             ratio = fmean(c.goodput["deadline"] for c in group) / fmean(c.goodput["published"] for c in group)
             bars.append(Bar.above(f"deadline / published rule, {name}, over {len(group)} targets", ratio, times))
     bars.append(
