@@ -2,6 +2,7 @@
 import { Chart } from "./chart.js";
 
 const KEPT_MS = 600_000; // history
+const OPEN_MS = 120_000; // how long what came of a decision is asked for
 const LATENCIES = { ttft: "First token", tpot: "Per token", e2e: "End to end", queue: "Queue" };
 const KNOBS = { max_batch_size: "Batch size", window_ms: "Window, ms" };
 const UNDOABLE = new Set(["admin.slo", "admin.law", "admin.freeze"]);
@@ -416,7 +417,7 @@ function addDecision(decision, live) {
     el("small", {}, el("time", { dateTime: when.toISOString() }, when.toLocaleTimeString([], { hour12: false })),
       ` · #${decision.id} · ${decision.rule} · ${who}`),
     el("div", {}, decision.text));
-  if (decision.outcome) item.append(el("small", { className: "came" }, decision.outcome));
+  item.heard = Date.now();
   if (kind !== "shadow") state.marks.push(1000 * decision.wall);
   $("silent").hidden = true;
   if (undoable) {
@@ -424,9 +425,31 @@ function addDecision(decision, live) {
       onclick: () => change("POST", "/rollback", { decision: decision.id }) }, "Undo")));
   }
   $("decisions").prepend(item);
+  showOutcome(decision);
   while ($("decisions").children.length > 200) $("decisions").lastChild.remove();
   if (live) refresh();
 }
 
+function showOutcome(decision) {
+  const item = $(`decision-${decision.id}`);
+  if (!decision.outcome || !item || item.querySelector(".came")) return;
+  item.querySelector("div").after(el("small", { className: "came" }, decision.outcome));
+}
+
+// What came of a decision is known seconds after it, and no event says so.
+async function followUp() {
+  const pool = state.pool;
+  const open = [...$("decisions").children].some(
+    (item) => !item.querySelector(".came") && item.heard > Date.now() - OPEN_MS);
+  if (!open || document.hidden) return;
+  try {
+    const found = await call("GET", `${base()}/decisions?limit=20`);
+    if (state.pool === pool) found.decisions.forEach(showOutcome);
+  } catch (problem) {
+    // The event stream already says that the connection is gone.
+  }
+}
+
 setInterval(refresh, 2000);
+setInterval(followUp, 2000);
 listen();

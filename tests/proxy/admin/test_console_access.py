@@ -76,3 +76,13 @@ async def test_a_field_that_was_touched_is_marked_until_it_is_sent(browser: Brow
     await browser.page.click("#slo button")
     await browser.says("#promise", "target 321 ms")
     await browser.page.locator(".field.changed").wait_for(state="detached", timeout=15_000)
+
+
+async def test_what_came_of_a_decision_appears_on_a_page_that_was_open_all_the_time(browser: Browser) -> None:
+    controller = browser.operator.pools["chat"].controller
+    decision = controller.pin({"max_batch_size": 3}, 1000.0, "admin:ann")
+    await browser.says("#decisions", "ann")
+    assert await browser.page.locator("#decisions .came").count() == 0
+    controller.decisions.resolve(decision.id, "max_batch_size moved from 8 to 3 within 1 s.")
+    await browser.says("#decisions .came", "moved from 8 to 3 within 1 s.")
+    assert await browser.page.locator("#decisions .came").count() == 1
