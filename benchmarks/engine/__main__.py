@@ -95,8 +95,13 @@ def beside_peers(dtype: str, items: Sequence[Item], repeats: int) -> list[Bar]:
             except ContenderFailed as error:
                 print(error, file=sys.stderr)
         for number in range(repeats):
-            for contender in running:
-                figures = contender.run(afresh(items, number))
+            for contender in list(running):
+                try:
+                    figures = contender.run(afresh(items, number))
+                except ContenderFailed as error:
+                    print(error, file=sys.stderr)
+                    running.remove(contender)
+                    continue
                 runs.setdefault(contender.name, []).append(figures)
                 print(f"chat mix   {dtype:9} {contender.name:24} {_describe(figures)}", flush=True)
     middle = {name: statistics.median(figure.per_cpu_s for figure in figures) for name, figures in runs.items()}

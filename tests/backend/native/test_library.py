@@ -127,22 +127,17 @@ def test_a_compiler_without_the_flag_for_wide_vectors_will_do(
     assert _answer() == 42
 
 
-def test_an_empty_compiler_name_turns_the_kernels_off(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("", "TRIMTAB_CC is empty"), ("no-such-cc", "TRIMTAB_CC names no program: 'no-such-cc'")],
+)
+def test_no_compiler_is_said_in_one_line(
+    name: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setenv(library.COMPILER_VARIABLE, "")
+    monkeypatch.setenv(library.COMPILER_VARIABLE, name)
     assert _load() is None
-    assert caplog.messages == ["TRIMTAB_CC is empty: running on plain torch"]
-
-
-def test_a_compiler_that_is_not_there_is_named(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    monkeypatch.setenv(library.COMPILER_VARIABLE, "no-such-cc")
-    assert _load() is None
-    assert caplog.messages == ["TRIMTAB_CC names no program: 'no-such-cc': running on plain torch"]
+    assert caplog.messages == [f"{reason}: running on plain torch"]
 
 
 @pytest.mark.parametrize(
