@@ -87,7 +87,7 @@ def _commands(port: int, admin: int, worker: int) -> tuple[tuple[str, ...], tupl
     """Return how to start the bundled worker, and two proxy processes in front of it."""
     model = (sys.executable, "-m", "backend", "--model", "demo", "--dtype", "float32", "--port", str(worker))
     upstream = f"upstreams=[{{url: 'http://127.0.0.1:{worker}', profile: trimtab-worker}}]"
-    chosen = (upstream, f"slo.tpot_ms={EASY['tpot_ms']}", *PROMISES, "drain.grace_s=0")
+    chosen = (upstream, f"slo.tpot_ms={EASY['tpot_ms']}", *PROMISES, "predictor.mode=history", "drain.grace_s=0")
     proxy = (
         sys.executable, "-m", "proxy.cli", "serve", "--workers", "2", "--port", str(port), "--admin-port", str(admin),
         *(word for one in chosen for word in ("--set", one)),

@@ -45,7 +45,8 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     status: ClassVar[int]
-    result: ClassVar[Result]
+    result: ClassVar[Result] = Result.REFUSED
+    """Unless a class says otherwise, nothing was begun."""
 
     @property
     def reason(self) -> str:
@@ -69,11 +70,23 @@ class _Outcome:
 
 
 @dataclass(frozen=True, slots=True)
+class _Passing(_Outcome):
+    """Something that will be over: `after_s` says when trying again is expected to help."""
+
+    status: ClassVar[int] = 503
+    after_s: float = 1.0
+
+    @property
+    def retry_after_s(self) -> float:
+        """When the queue, the backlog or the upstream's pause is expected to be over."""
+        return self.after_s
+
+
+@dataclass(frozen=True, slots=True)
 class BadInput(_Outcome):
     """The request is malformed."""
 
     status: ClassVar[int] = 400
-    result: ClassVar[Result] = Result.REFUSED
     text: str
     field: str | None = None
     code: str = "bad_request"
@@ -99,7 +112,6 @@ class BodyTooLarge(_Outcome):
     """The body exceeds the limit."""
 
     status: ClassVar[int] = 413
-    result: ClassVar[Result] = Result.REFUSED
     limit: int
     reason = "body_too_large"
 
@@ -114,7 +126,6 @@ class HeadersTooLarge(_Outcome):
     """The header section exceeds a limit."""
 
     status: ClassVar[int] = 431
-    result: ClassVar[Result] = Result.REFUSED
     reason = "headers_too_large"
     message = "The request's header section is too large."
 
@@ -124,7 +135,6 @@ class ExpectationFailed(_Outcome):
     """Expect names something other than 100-continue."""
 
     status: ClassVar[int] = 417
-    result: ClassVar[Result] = Result.REFUSED
     reason = "expectation_failed"
     message = "The only expectation understood is 100-continue."
 
@@ -134,7 +144,6 @@ class SlowClient(_Outcome):
     """The body did not come in time. Not 408, which clients retry."""
 
     status: ClassVar[int] = 400
-    result: ClassVar[Result] = Result.REFUSED
     reason = "slow_body"
     message = "The request body did not arrive in time."
 
@@ -144,7 +153,6 @@ class Unauthorized(_Outcome):
     """API keys are required, and none that is known came. Does not say whether one came at all."""
 
     status: ClassVar[int] = 401
-    result: ClassVar[Result] = Result.REFUSED
     reason = "invalid_api_key"
     message = "A valid API key is required, as a bearer token or in x-api-key."
 
@@ -154,7 +162,6 @@ class NoRoute(_Outcome):
     """No pool takes this path and model."""
 
     status: ClassVar[int] = 404
-    result: ClassVar[Result] = Result.REFUSED
     model: str = ""
     path: str = ""
     known: str = ""
@@ -181,7 +188,6 @@ class CallerLimited(_Outcome):
     """The caller used up a limit of its own."""
 
     status: ClassVar[int] = 429
-    result: ClassVar[Result] = Result.REFUSED
     limit: str
     after_s: float = 1.0
     why: str = "rate_limited_requests"
@@ -203,12 +209,9 @@ class CallerLimited(_Outcome):
 
 
 @dataclass(frozen=True, slots=True)
-class QueueFull(_Outcome):
+class QueueFull(_Passing):
     """No more may wait."""
 
-    status: ClassVar[int] = 503
-    result: ClassVar[Result] = Result.REFUSED
-    after_s: float = 1.0
     klass: str | None = None
     """The class whose own bound it was; None for the whole queue's."""
 
@@ -223,51 +226,27 @@ class QueueFull(_Outcome):
         whose = "The queue" if self.klass is None else f"The queue of class {self.klass!r}"
         return f"{whose} is full."
 
-    @property
-    def retry_after_s(self) -> float:
-        """When the queue has drained."""
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class Infeasible(_Outcome):
+class Infeasible(_Passing):
     """It could not finish inside its deadline, so it is not started."""
 
-    status: ClassVar[int] = 503
-    result: ClassVar[Result] = Result.REFUSED
-    after_s: float = 1.0
     why: str = "slo_infeasible"
+    message = "The request cannot finish inside its latency target at the present load."
 
     @property
     def reason(self) -> str:
         """The controller's reason, `slo_infeasible` as a rule."""
         return self.why
 
-    @property
-    def message(self) -> str:
-        """Says so."""
-        return "The request cannot finish inside its latency target at the present load."
-
-    @property
-    def retry_after_s(self) -> float:
-        """When the backlog is expected to be gone."""
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class Shed(_Outcome):
+class Shed(_Passing):
     """It was admitted, but can no longer make its deadline."""
 
-    status: ClassVar[int] = 503
     result: ClassVar[Result] = Result.SHED
-    after_s: float = 1.0
     reason = "shed_deadline"
     message = "The request waited too long to finish inside its latency target."
-
-    @property
-    def retry_after_s(self) -> float:
-        """When the backlog is expected to be gone."""
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,30 +254,17 @@ class Draining(_Outcome):
     """The proxy is going away."""
 
     status: ClassVar[int] = 503
-    result: ClassVar[Result] = Result.REFUSED
     reason = "draining"
+    retry_after_s = 1.0
     message = "The proxy is shutting down."
-
-    @property
-    def retry_after_s(self) -> float:
-        """Long enough for a balancer to have noticed."""
-        return 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class NoUpstream(_Outcome):
+class NoUpstream(_Passing):
     """No upstream may be asked now."""
 
-    status: ClassVar[int] = 503
-    result: ClassVar[Result] = Result.REFUSED
-    after_s: float = 1.0
     reason = "no_upstream"
     message = "No inference server is available for this request."
-
-    @property
-    def retry_after_s(self) -> float:
-        """When one may be tried again."""
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,46 +272,28 @@ class OutOfConnections(_Outcome):
     """This process may open no more files, so no connection to an upstream can be made."""
 
     status: ClassVar[int] = 503
-    result: ClassVar[Result] = Result.REFUSED
     reason = "out_of_connections"
+    retry_after_s = 1.0
     message = "The proxy can open no more connections."
-
-    @property
-    def retry_after_s(self) -> float:
-        """Some are closed all the time."""
-        return 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class UpstreamBusy(_Outcome):
+class UpstreamBusy(_Passing):
     """The upstream said 429 or 503, and its answer was given up for another pool's, which is gone."""
 
-    status: ClassVar[int] = 503
     result: ClassVar[Result] = Result.FAILED
-    after_s: float = 1.0
     reason = "upstream_busy"
     message = "The inference server is overloaded."
 
-    @property
-    def retry_after_s(self) -> float:
-        """When it may be asked again."""
-        return self.after_s
-
 
 @dataclass(frozen=True, slots=True)
-class DeadlinePassed(_Outcome):
+class DeadlinePassed(_Passing):
     """The deadline passed while the request was queued."""
 
     status: ClassVar[int] = 504
     result: ClassVar[Result] = Result.SHED
-    after_s: float = 1.0
     reason = "queue_timeout"
     message = "The request's deadline passed while it was queued."
-
-    @property
-    def retry_after_s(self) -> float:
-        """When the backlog is expected to be gone."""
-        return self.after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,16 +304,12 @@ class UpstreamTimeout(_Outcome):
     result: ClassVar[Result] = Result.TIMEOUT
     step: str
     reason = "upstream_timeout"
+    retry_after_s = 1.0
 
     @property
     def message(self) -> str:
         """Names the step that took too long."""
         return f"The inference server did not answer in time ({self.step})."
-
-    @property
-    def retry_after_s(self) -> float:
-        """At once makes little sense."""
-        return 1.0
 
 
 @dataclass(frozen=True, slots=True)

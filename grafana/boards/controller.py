@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from grafana_foundation_sdk.builders import dashboard as d
+from grafana_foundation_sdk.builders import statetimeline, timeseries
 
 from grafana.panels import Q, against_target, base, by_pool, lines, rate, row, stacked, state
 
@@ -110,4 +113,49 @@ def build() -> d.Dashboard:
             Q(by_pool("trimtab_setpoint_generation"), "{{pool}}"),
         )
     )
+    board.with_row(row("Predicted lengths"))
+    for panel in _predictor():
+        board.with_panel(panel)
     return board
+
+
+def _predictor() -> Iterator[timeseries.Panel | statetimeline.Panel]:
+    yield lines(
+        "Coverage of predictions",
+        "Share of the newest answers no longer than their predicted ninth decile; dashed, where it belongs.",
+        "percentunit",
+        Q(by_pool("trimtab_predictor_coverage"), "{{pool}}"),
+        Q(f"max({by_pool('trimtab_predictor_coverage')}) * 0 + 0.9", "right"),
+        dashed="right$",
+        top=1.0,
+    )
+    yield lines(
+        "Loss of predictions",
+        "Quantile loss over that of always saying the usual length: 0.8 is a fifth better, 1 might as well be off.",
+        "none",
+        Q(by_pool("trimtab_predictor_pinball_ratio"), "{{pool}} {{q}}"),
+        Q(f"max({by_pool('trimtab_predictor_pinball_ratio')}) * 0 + 1", "usual length"),
+        dashed="usual length$",
+    )
+    yield lines(
+        "Order of predictions",
+        "Rank correlation of predicted and real lengths: 1 is the true order, near 0 ordering gains nothing from it.",
+        "none",
+        Q(by_pool("trimtab_predictor_tau"), "{{pool}}"),
+        top=1.0,
+    )
+    yield stacked(
+        "What predictions come from",
+        "Predictions per second, by what carried them: learned model, prompt, template or usual length.",
+        "reqps",
+        Q(rate("trimtab_predictor_source_total", "source"), "{{source}}"),
+        width=12,
+    )
+    yield state(
+        "What is decided by",
+        "The step whose live record is good enough to order by, and to admit by; none: nothing has proven itself.",
+        Q(f"{by_pool('trimtab_predictor_in_use')} == 1", "{{pool}} {{use}}: {{step}}"),
+        {"1": ("in use", "blue")},
+        width=12,
+        height=8,
+    )

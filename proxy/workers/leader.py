@@ -18,6 +18,7 @@ from proxy.config.show import revealed
 from proxy.gauges import PoolGauges
 from proxy.metrics import Dump, Metrics
 from proxy.plane import in_force
+from proxy.predictor_metrics import PredictorMetrics
 from proxy.reload import compare, keeps_controller
 from proxy.steering import Steering
 from proxy.tls import renew
@@ -73,6 +74,7 @@ class Leader(Steering):
             self._watch(pool)
             self._schedule(pool)
         self.metrics.registry.register(PoolGauges(lambda: self._pools.values(), self.clock.now))
+        self.metrics.registry.register(PredictorMetrics(lambda: self._pools.values()))
         self.metrics.registry.register(WorkerGauges(self))
 
     @property
@@ -291,7 +293,7 @@ class Leader(Steering):
             return known
         pool = LedPool(wanted, self.resumed(wanted, LeadController), self._tell)
         if known is not None:
-            pool.taken_out = known.taken_out
+            pool.taken_out, pool.predictors = known.taken_out, known.predictors
         return pool
 
     async def drain(self, *, grace_s: float | None = None) -> bool:

@@ -12,6 +12,7 @@ from controller.observation import Observation
 from controller.shared import Leader, orders
 from proxy.config.model import PoolConfig
 from proxy.upstream.leaving import UnknownUpstream, note_drain
+from proxy.workers.predictors import Predictors
 from proxy.workers.shares import share_out
 
 __all__ = ["LedPool"]
@@ -31,6 +32,8 @@ class LedPool:
         self._loads: dict[int, Load] = {}
         self._stats: dict[int, dict[str, Any]] = {}
         self._held_back = False
+        self.predictors = Predictors()
+        """What the workers' predictors counted and say."""
         self.taken_out: tuple[str, ...] = ()
         """URLs of upstreams that an operator has taken out."""
         self.told: dict[int, tuple[int, dict[str, Any]]] = {}
@@ -61,7 +64,9 @@ class LedPool:
         return obs
 
     def lost(self, worker: int) -> None:
-        """Forget the state of a worker that is gone."""
+        """Forget the state of a worker that is gone, but not what it counted."""
+        if worker in self._stats:
+            self.predictors.lost(self._stats[worker]["predictor"])
         for table in (self._loads, self._stats, self.told):
             table.pop(worker, None)
 
@@ -115,6 +120,7 @@ class LedPool:
             },
             **{key: sum(stats[key] for stats in found) for key in ("inflight", "inflight_calls", "leases")},
             "draining": any(stats["draining"] for stats in found),
+            "predictor": self.predictors.joined(stats["predictor"] for stats in found),
             "upstreams": self._upstreams(),
         }
 

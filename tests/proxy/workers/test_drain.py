@@ -40,6 +40,7 @@ def test_it_is_drained_once_every_worker_has_finished(states: tuple[str, str], s
     queue = {"requests": 0, "items": 0, "tokens": 0.0, "by_class": {}, "oldest_age_s": 0.0}
     for worker, state in enumerate(states):
         stats = {"queue": queue, "inflight": 0, "inflight_calls": 0, "leases": 0, "draining": False,
+                 "predictor": {"mode": "off"},
                  "upstreams": [{"url": URL, "state": state, "reported": None}]}  # fmt: skip
         pool.reported(worker, {"load": {}, "stats": stats, "arrivals": 0})
     assert pool.stats()["upstreams"][0]["state"] == shown

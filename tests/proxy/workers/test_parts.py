@@ -207,7 +207,7 @@ def report(inflight: int, queued: int, **upstream: Any) -> dict[str, Any]:
     state = {"url": "http://a:1", "state": "up", "inflight": inflight, "failure_rate": 0.0, "profile": "auto"}
     queue = {"requests": queued, "items": queued, "tokens": 1.5, "by_class": {"default": queued}, "oldest_age_s": 1.0}
     stats = {"queue": queue, "inflight": inflight, "inflight_calls": inflight, "leases": inflight, "draining": False,
-             "upstreams": [state | upstream]}  # fmt: skip
+             "predictor": {"mode": "off"}, "upstreams": [state | upstream]}  # fmt: skip
     load = Load(queued=queued, inflight=inflight, slots=2, app_limited=True)
     return {"load": asdict(load), "stats": stats, "arrivals": queued}
 
