@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from collections.abc import Callable, Mapping
 
 from controller.loop import PoolController
-from proxy.admin.operator import Reloaded
-from proxy.clock import Clock, LoopClock
-from proxy.config.errors import ConfigError, Problem
+from proxy.clock import Clock
 from proxy.config.model import Config, PoolConfig
 from proxy.gauges import PoolGauges
 from proxy.hooks import Hooks
 from proxy.lifecycle import Lifecycle
-from proxy.metrics import Metrics
 from proxy.plane import DataPlane
 from proxy.pool import Pool
 from proxy.prediction import kept_predictors
 from proxy.predictor_metrics import PredictorMetrics
-from proxy.reload import compare
 from proxy.steering import Steering
 from proxy.tls import renew
 
@@ -35,9 +30,7 @@ class Proxy(Steering):
     def __init__(
         self, config: Config, *, reread: Callable[[], Config] | None = None, clock: Clock | None = None
     ) -> None:
-        super().__init__(config, clock=clock or LoopClock(asyncio.get_running_loop()), metrics=Metrics(config.pools))
-        self._reread = reread or (lambda: self.config)
-        self._reloading = asyncio.Lock()
+        super().__init__(config, reread=reread or (lambda: self.config), clock=clock)
         self.plane = DataPlane(config, self, clock=self.clock, metrics=self.metrics)
         self.metrics.registry.register(PoolGauges(lambda: self.pools.values(), self.clock.now))
         self.metrics.registry.register(PredictorMetrics(lambda: self.pools.values()))
@@ -90,27 +83,11 @@ class Proxy(Steering):
 
     # -- reload and end --------------------------------------------------------------------------------------
 
-    async def reload(self) -> Reloaded:
-        """Read the configuration again. Raises ConfigError, and keeps the old one, when it is not valid.
-
-        Requests under way finish on the pools they chose; sockets stay open.
-        """
-        async with self._reloading:
-            try:
-                config = await asyncio.to_thread(self._reread)
-                difference = compare(self.config, config)
-                if self.admin.tls is not None and self.config.admin.tls is not None:
-                    renew(self.admin.tls, self.config.admin.tls)
-                self.plane.apply(config)
-            except ConfigError:
-                self.metrics.reloaded(ok=False)
-                raise
-            except ValueError as error:
-                self.metrics.reloaded(ok=False)
-                raise ConfigError([Problem("", "", str(error))]) from error
-            self.metrics.reloaded(ok=True)
-            self.generation += 1
-            return Reloaded(self.generation, difference.changed, difference.restart_required)
+    async def apply(self, config: Config) -> None:
+        """Put a configuration in force. Requests under way finish on the pools they chose; sockets stay open."""
+        if self.admin.tls is not None and self.config.admin.tls is not None:
+            renew(self.admin.tls, self.config.admin.tls)
+        self.plane.apply(config)
 
     async def drain(self, *, grace_s: float | None = None) -> bool:
         """Become unready, serve on for the grace, then let requests finish up to the cap; say whether all did."""

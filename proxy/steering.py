@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from controller.decision import Decision
@@ -16,11 +17,13 @@ from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
-from proxy.clock import Clock
+from proxy.clock import Clock, LoopClock
+from proxy.config.errors import ConfigError, Problem
 from proxy.config.model import Config, PoolConfig
 from proxy.journal import JournalFile
 from proxy.keeper import Keeper
 from proxy.metrics import Metrics
+from proxy.reload import compare
 from proxy.rules import controller_for
 from proxy.state import restore, restored_config
 from proxy.traffic import Traffic
@@ -35,10 +38,13 @@ _DECISIONS = logging.getLogger("trimtab.decisions")
 class Steering(ABC):
     """Implements `proxy.admin.operator.Operator` over pools that somebody else has: state, audit and admin API."""
 
-    def __init__(self, config: Config, *, clock: Clock, metrics: Metrics) -> None:
-        self.clock = clock
-        self.metrics = metrics
+    def __init__(self, config: Config, *, reread: Callable[[], Config], clock: Clock | None = None) -> None:
+        """Create it inside a running event loop, whose clock is used by default."""
+        self.clock = clock = clock or LoopClock(asyncio.get_running_loop())
+        self.metrics = metrics = Metrics(config.pools)
         self.generation = 1
+        self._reread = reread
+        self._reloading = asyncio.Lock()
         self.traffic = Traffic(metrics)
         self._journal = JournalFile(config.log) if config.log.journal else None
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
@@ -61,8 +67,25 @@ class Steering(ABC):
         """Return why traffic should not be sent here; empty when it should."""
 
     @abstractmethod
+    async def apply(self, config: Config) -> None:
+        """Put a configuration in force. Raises ValueError, and changes nothing, when that cannot be."""
+
     async def reload(self) -> Reloaded:
         """Read the configuration again. Raises ConfigError, and keeps the old one, when it is not valid."""
+        async with self._reloading:
+            try:
+                config = await asyncio.to_thread(self._reread)
+                difference = compare(self.config, config)
+                await self.apply(config)
+            except ConfigError:
+                self.metrics.reloaded(ok=False)
+                raise
+            except ValueError as error:
+                self.metrics.reloaded(ok=False)
+                raise ConfigError([Problem("", "", str(error))]) from error
+            self.metrics.reloaded(ok=True)
+            self.generation += 1
+            return Reloaded(self.generation, difference.changed, difference.restart_required)
 
     async def open(self, admin: socket.socket) -> None:
         """Answer operators on a listening socket, and begin to save state."""

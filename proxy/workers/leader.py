@@ -10,16 +10,14 @@ from typing import Any
 
 from controller.shared import Leader as LeadController
 from proxy import logs
-from proxy.admin.operator import Reloaded
-from proxy.clock import Clock, LoopClock, Timer
-from proxy.config.errors import ConfigError, Problem
+from proxy.clock import Clock, Timer
 from proxy.config.model import Config
 from proxy.config.show import revealed
 from proxy.gauges import PoolGauges
-from proxy.metrics import Dump, Metrics
+from proxy.metrics import Dump
 from proxy.plane import in_force
 from proxy.predictor_metrics import PredictorMetrics
-from proxy.reload import compare, keeps_controller
+from proxy.reload import keeps_controller
 from proxy.steering import Steering
 from proxy.tls import renew
 from proxy.workers.gauges import WorkerGauges
@@ -55,10 +53,8 @@ class Leader(Steering):
     """Implements `proxy.admin.operator.Operator` over workers that a supervisor brings and buries."""
 
     def __init__(self, config: Config, *, reread: Callable[[], Config], clock: Clock | None = None) -> None:
-        super().__init__(config, clock=clock or LoopClock(asyncio.get_running_loop()), metrics=Metrics(config.pools))
+        super().__init__(config, reread=reread, clock=clock)
         self._config = config
-        self._reread = reread
-        self._reloading = asyncio.Lock()
         self._members: dict[int, Member] = {}
         self._buried: Dump = {}
         """What workers counted that are gone; counters never go back."""
@@ -234,26 +230,9 @@ class Leader(Steering):
 
     # -- reload and end --------------------------------------------------------------------------------------
 
-    async def reload(self) -> Reloaded:
-        """Read the configuration again, and put it in force in all workers or in none. Raises ConfigError."""
-        async with self._reloading:
-            try:
-                config = await asyncio.to_thread(self._reread)
-                difference = compare(self._config, config)
-                config = in_force(self._config, config)
-                await self._apply(config)
-            except ConfigError:
-                self.metrics.reloaded(ok=False)
-                raise
-            except ValueError as error:
-                self.metrics.reloaded(ok=False)
-                raise ConfigError([Problem("", "", str(error))]) from error
-            self.metrics.reloaded(ok=True)
-            self.generation += 1
-            return Reloaded(self.generation, difference.changed, difference.restart_required)
-
-    async def _apply(self, config: Config) -> None:
+    async def apply(self, config: Config) -> None:
         """Let everybody prepare; when all can, let all change over, else nobody. Raises ValueError."""
+        config = in_force(self._config, config)
         fresh = {pool.name: self._led(pool) for pool in config.pools}
         given = {name: (pool.controller.setpoints.max_batch_size, pool.orders()) for name, pool in fresh.items()}
         answers = await self._ask({"type": "prepare", "config": revealed(config), "orders": given}, _RELOAD_S)
