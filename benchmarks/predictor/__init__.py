@@ -1,0 +1,1 @@
+"""The output-length predictor on public data: `python -m benchmarks.predictor`."""

@@ -1,0 +1,127 @@
+"""What a prediction costs, how long the event loop is kept, and what a training process disturbs."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bars import Bar
+from benchmarks.predictor.alpaca import Answer, ask, read_alpaca
+from benchmarks.predictor.replaying import Timeline, fresh_copy
+from benchmarks.predictor.scoring import quantile
+from controller.predictor import LengthPredictor
+from controller.predictor.predictor import FEATURES
+from controller.predictor.trainer import Job, Rejected, Trainer, TrainingProcess
+
+
+def cost(data: Path, state: Sequence[str]) -> list[Bar]:
+    """Time predict on a trained predictor, for the data's own prompts and for ones of just under 2,000 characters."""
+    clock = Timeline()
+    predictor = fresh_copy(state, clock)
+    prompts = sorted({a.text for a in read_alpaca(data)})
+    rng = random.Random(0)
+    long = [" ".join(rng.sample(prompts, 60))[:1990] for _ in range(300)]
+    medians = {}
+    for name, texts in (("data's own prompts", prompts), ("1,990 characters", long)):
+        taken = []
+        for text in texts * 3:
+            started = time.perf_counter()
+            predictor.predict(model="m", tenant="t", route="chat", text=text, prompt_tokens=100, max_tokens=1024)
+            taken.append(1e6 * (time.perf_counter() - started))
+        medians[name] = quantile(taken, 0.5)
+        low, high = quantile(taken, 0.1), quantile(taken, 0.99)
+        print(f"  predict, {name:<22} p10 {low:6.1f}  p50 {medians[name]:6.1f}  p99 {high:6.1f} us")
+    return [
+        Bar.below("predict, data's own prompts, median us", medians["data's own prompts"], 120),
+        Bar.below("predict, 1,990 characters, median us", medians["1,990 characters"], 120),
+    ]
+
+
+class Stopwatch(TrainingProcess):
+    """A real training that notes how much CPU its thread uses between two moments at which others may run."""
+
+    def __init__(self, job: Job) -> None:
+        self.pieces: list[float] = []
+        self._since: float | None = None
+        super().__init__(job)
+
+    def _pause(self) -> None:
+        now = time.thread_time()
+        if self._since is not None:
+            self.pieces.append(now - self._since)
+        super()._pause()
+        self._since = time.thread_time()
+
+
+def on_the_loop(answers: Sequence[Answer]) -> list[Bar]:
+    """How long the event loop is kept, at most, by anything a predictor in service does, a real training included.
+
+    CPU seconds of the thread, so that other programs on the machine do not count; the interpreter's collector is
+    kept from walking what is there for good, as the proxy does.
+    """
+    clock = Timeline()
+    trainings: list[Stopwatch] = []
+
+    def launch(job: Job) -> Stopwatch:
+        trainings.append(Stopwatch(job))
+        return trainings[-1]
+
+    trainer = Trainer(FEATURES, now=0.0, launch=launch, rows=10**9, min_rows=len(answers), every_s=1e12,
+                      limit_s=300.0)  # fmt: skip
+    predictor = LengthPredictor(clock=clock, hour=lambda: 12.0, trainer=trainer)
+    spans: dict[str, list[float]] = defaultdict(list)
+
+    def timed(name: str, work: Callable[[], Any]) -> Any:
+        started = time.thread_time()
+        result = work()
+        spans[name].append(1e3 * (time.thread_time() - started))
+        return result
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+    for index, answer in enumerate(answers):
+        clock.now += 1.0
+        said = timed("predict", lambda: ask(predictor, answer))  # noqa: B023
+        timed("observe", lambda: predictor.observe(said, answer.tokens, "stop"))  # noqa: B023
+        if index % 50 == 0:
+            timed("once a second", predictor.refresh)
+            timed("report", predictor.calibration)
+    timed("start a training", predictor.tick)
+    if not trainings[0].done.wait(300):
+        raise RuntimeError("the training did not end")
+    timed("take the model over", predictor.tick)
+    if predictor.calibration()["model"] is None:
+        raise RuntimeError(f"no model: {predictor.calibration()['trainer']}")
+    lines = predictor.state()
+    while timed("a line of state", lambda: next(lines, None)) is not None:
+        pass
+    spans["training thread, between pauses"] = [1e3 * piece for piece in trainings[0].pieces]
+    for name, taken in spans.items():
+        print(f"  {name:<32} median {quantile(taken, 0.5):6.3f}  longest {max(taken):6.3f} ms CPU of {len(taken)}")
+    return [Bar.below("longest on the event loop, ms of CPU", max(max(taken) for taken in spans.values()), 1.0)]
+
+
+def swap(predictor: LengthPredictor, job: Job) -> list[Bar]:
+    """Train once more in the real process, and watch what the calling thread notices of it."""
+    started = time.perf_counter()
+    training = TrainingProcess(job)
+    call_s = time.perf_counter() - started
+    slowest = 0.0
+    while (result := training.result()) is None:
+        before = time.perf_counter()
+        predictor.predict(model="m", text="How long does a training hold up a prediction?", prompt_tokens=9)
+        slowest = max(slowest, time.perf_counter() - before)
+        time.sleep(0.002)
+    wall_s = time.perf_counter() - started
+    if isinstance(result, Rejected):
+        raise RuntimeError(f"the training process gave no model: {result.reason}")
+    rows = result.report["rows"]
+    print(f"  training process, {rows} rows: {wall_s:.1f} s beside the caller, {1e3 * call_s:.2f} ms to start")
+    print(f"  slowest prediction meanwhile: {1e3 * slowest:.2f} ms (this machine's other work included)")
+    return [Bar.below("swap parity |exported - sklearn|", max(result.parity, result.report["parity"]), 1e-9)]
