@@ -8,6 +8,7 @@ Google's SRE workbook (2018, chapter 5) wakes somebody.
 from __future__ import annotations
 
 from collections import deque
+from math import inf
 from typing import Any, NamedTuple
 
 __all__ = ["WINDOWS", "ErrorBudget", "Spent"]
@@ -31,24 +32,26 @@ class Spent(NamedTuple):
 class ErrorBudget:
     """Counts one class's requests by minute, for a day: at most 1,440 pairs of numbers."""
 
-    __slots__ = ("_slices", "since")
+    __slots__ = ("_newest", "_slices", "_turns_at", "since")
 
     def __init__(self, now: float) -> None:
         self.since = now
         """When counting began."""
         self._slices: deque[list[int]] = deque()
         """[minute, n, late], oldest first."""
+        self._newest = [0, 0, 0]
+        self._turns_at = -inf
+        """When the newest minute is over."""
 
     def add(self, now: float, late: bool) -> None:
         """Count one admitted request that ended at `now`."""
-        minute = int(now // _SLICE_S)
-        slices = self._slices
-        if slices and minute <= slices[-1][0]:
-            # What is reported a little late belongs to the newest minute rather than to none.
-            newest = slices[-1]
-        else:
-            newest = [minute, 0, 0]
-            slices.append(newest)
+        # What is reported a little late belongs to the newest minute rather than to none.
+        newest = self._newest
+        if now >= self._turns_at:
+            minute = int(now // _SLICE_S)
+            newest = self._newest = [minute, 0, 0]
+            self._turns_at = (minute + 1) * _SLICE_S
+            self._slices.append(newest)
             self._expire(minute)
         newest[1] += 1
         newest[2] += late

@@ -259,6 +259,9 @@ class ServiceModel:
         self._shift = ShiftDetector()
         self._cache: dict[float, float] = {}
         self._cached_ratio: float | None = None
+        self._within_of: tuple[float, float] | None = None
+        self._within = 0.0
+        """The last answer of `within_s`, and to what."""
         self._settled_at = 0
         """How many calls there must be before lateness counts again."""
         self._thetas: deque[float] = deque([theta], maxlen=_EXCUSED)
@@ -331,7 +334,7 @@ class ServiceModel:
 
     def _forget_cached(self) -> None:
         self._cache.clear()
-        self._cached_ratio = None
+        self._cached_ratio = self._within_of = None
 
     def late(self, share: float, weight: float = 1.0) -> None:
         """Correct the quantile by the share of late requests in a call; `weight` is its part of a whole call."""
@@ -349,10 +352,11 @@ class ServiceModel:
 
     def within_s(self, load: float, q: float) -> float:
         """Return a service time that a share `q` of the calls stay within, in seconds."""
-        value = self._cache.get(load)
-        if value is None:
-            value = self.predict(load)
-        return value * self.expert.residuals.quantile(q)
+        # Who is let in is asked about twice, on arrival and when it is sent.
+        if (load, q) != self._within_of:
+            self._within = self.predict(load) * self.expert.residuals.quantile(q)
+            self._within_of = load, q
+        return self._within
 
     def quantile_s(self, load: float) -> float:
         """Return a service time that about `theta` of the calls stay within, in seconds."""

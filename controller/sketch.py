@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import repeat
 from math import ceil, log
+from operator import truediv
 from typing import Any
 
 __all__ = ["Sketch", "SlidingSketch"]
@@ -53,26 +56,21 @@ class Sketch:
         else:
             buckets[index] = times
 
-    def extend(self, values: Iterable[float]) -> None:
-        """Count many values: what `add` does for each, at half the cost."""
-        buckets, log_gamma = self._buckets, self._log_gamma
-        count, total, minimum, maximum = self.count, self.total, self.minimum, self.maximum
-        for value in values:
-            count += 1
-            total += value
-            if value < minimum:
-                minimum = value
-            if value > maximum:
-                maximum = value
-            if value < _SMALLEST:
-                self._low += 1
-                continue
-            index = ceil(log(value) / log_gamma)
-            if index in buckets:
-                buckets[index] += 1
-            else:
-                buckets[index] = 1
-        self.count, self.total, self.minimum, self.maximum = count, total, minimum, maximum
+    def extend(self, values: Sequence[float]) -> None:
+        """Count many values: what `add` does for each, without a step of the interpreter for each."""
+        if not values:
+            return
+        self.count += len(values)
+        self.total = sum(values, self.total)
+        self.minimum = min(self.minimum, min(values))
+        self.maximum = max(self.maximum, max(values))
+        if self.minimum < _SMALLEST:
+            large = [value for value in values if value >= _SMALLEST]
+            self._low += len(values) - len(large)
+            values = large
+        buckets = self._buckets
+        for index, times in Counter(map(ceil, map(truediv, map(log, values), repeat(self._log_gamma)))).items():
+            buckets[index] = buckets.get(index, 0) + times
 
     def merge(self, other: Sketch) -> None:
         """Add the counts of `other`. Raises ValueError when the two have different errors."""

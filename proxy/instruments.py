@@ -7,7 +7,9 @@ somebody scrapes. Everything runs on one event loop, so there are no locks.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from math import inf
 from typing import Any
 
@@ -113,6 +115,12 @@ class Histogram:
         """Count one value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
+
+    def extend(self, values: Sequence[float]) -> None:
+        """Count many values: what `observe` does for each, without a step of the interpreter for each."""
+        for index, times in Counter(map(bisect_left, repeat(self.bounds), values)).items():
+            self.counts[index] += times
+        self.total = sum(values, self.total)
 
     @property
     def count(self) -> int:

@@ -19,9 +19,9 @@ from prometheus_client.registry import Collector
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
 from policies import __version__
-from proxy.batcher import ClosedBy
 from proxy.config.model import PoolConfig
-from proxy.instruments import Count, CounterFamily, Histogram, HistogramFamily
+from proxy.instruments import Count, CounterFamily, HistogramFamily
+from proxy.pool_metrics import CLOSE_REASONS, OTHER, QUEUED, SERVED, SHED_REASONS, PoolMetrics
 
 __all__ = ["CLOSE_REASONS", "ROUTES", "SHED_REASONS", "Metrics", "PoolMetrics"]
 
@@ -42,14 +42,6 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
 """Routes whose series exist from the start; others appear with their first request."""
-SHED_REASONS = (
-    "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
-    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream", "out_of_connections",
-)  # fmt: skip
-"""The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
-CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
-OTHER = "other"
-"""Stands for every label value beyond what the configuration and the code know."""
 NO_POOL = "none"
 """Stands for pool and class of requests that are over before a pool is found for them."""
 
@@ -57,8 +49,9 @@ Family = CounterFamily | HistogramFamily
 Dump = Mapping[str, Sequence[Any]]
 """What one process counted, by metric."""
 
-_SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
-_QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
+_Kind = tuple[str, str, str, Result, int, str, bool]
+"""Pool, route, class, result, code, upstream, whether it was streamed."""
+
 _USUAL_CODE = {
     Result.OK: 200,
     Result.FAILED: 502,
@@ -67,44 +60,10 @@ _USUAL_CODE = {
     Result.SHED: 503,
     Result.CANCELLED: 499,
 }
+_COUNTED_TOGETHER = 64
+"""So many requests of one kind, and so many kinds, are put off at most."""
 _MAX_ROUTES = 64
 _MAX_RULES = 64
-
-
-class PoolMetrics:
-    """The series of one pool, found once."""
-
-    def __init__(self, owner: Metrics, name: str, classes: Iterable[str], slo: SLO) -> None:
-        self.name = name
-        self.classes = frozenset(classes)
-        self.slo_of: Callable[[], SLO] = lambda: slo
-        self.duration = _per_class(owner.duration, name, self.classes)
-        self.ttft = _per_class(owner.ttft, name, self.classes)
-        self.tpot = _per_class(owner.tpot, name, self.classes)
-        self.queue = _per_class(owner.queue, name, self.classes)
-        self.batch_size = owner.batch_size.labels(name)
-        self.prompt_tokens = owner.prompt_tokens.labels(name)
-        self.output_tokens = owner.output_tokens.labels(name)
-        self._judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}
-        self._missed = {latency: owner.missed.labels(name, latency) for latency in LATENCIES}
-        self._slo: SLO | None = None
-        self._targets: tuple[tuple[int, float, Count, Count], ...] = ()
-        self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
-        self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
-        self.retries = owner.retries.labels(name)
-        self.upstreams: dict[tuple[str, Result], Count] = {}
-        self.rules: dict[str, Count] = {}
-
-    def judgement(self) -> tuple[tuple[int, float, Count, Count], ...]:
-        """Return (place in LATENCIES, target, judged, missed) for every target in force."""
-        slo = self.slo_of()
-        if slo is not self._slo:
-            self._slo = slo
-            self._targets = tuple(
-                (LATENCIES.index(name), target, self._judged[name], self._missed[name])
-                for name, target in slo.targets()
-            )
-        return self._targets
 
 
 class Metrics:
@@ -115,7 +74,7 @@ class Metrics:
         self._make_families([pool.to_slo() for pool in pools])
         self._shown = self._families
         for index in range(len(self._families)):
-            self.registry.register(_Adapter(lambda index=index: self._shown[index]))  # type: ignore[misc]
+            self.registry.register(_Adapter(lambda index=index: self._settled(index)))  # type: ignore[misc]
         self.registry.register(_BuildInfo())
         if process:
             ProcessCollector(registry=self.registry)
@@ -123,6 +82,7 @@ class Metrics:
         self._requests: dict[tuple[str, str, str, Result, int], Count] = {}
         self._routes = set(ROUTES)
         self._pools: dict[str, PoolMetrics] = {}
+        self._uncounted: dict[_Kind, list[Observation]] = {}
         self._delay = self.loop_delay.labels()
         self.configure(pools)
 
@@ -185,6 +145,7 @@ class Metrics:
 
     def configure(self, pools: Sequence[PoolConfig]) -> None:
         """Make the series of pools, at start and again after a reload; series that exist go on counting."""
+        self.settle()
         for result in ("ok", "failed"):
             self.reloads.labels(result)
         self._request_cell("", "unknown", "", Result.REFUSED, 404)
@@ -200,7 +161,7 @@ class Metrics:
                 for cause in pool.fallback.on:
                     self.fallbacks.labels(pool.name, pool.fallback.pool, cause)
             for upstream in pool.upstreams:
-                for result in _SERVED:
+                for result in SERVED:
                     self._upstream_cell(self._pools[pool.name], upstream.url, result)
 
     def watch(self, pool: str, slo_of: Callable[[], SLO]) -> None:
@@ -209,46 +170,37 @@ class Metrics:
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         """Count one request that was answered with `code`. Call exactly once per request."""
-        result, klass = obs.result, obs.klass
-        cell = self._requests.get((obs.pool, route, klass, result, code))
-        if cell is None:
-            cell = self._request_cell(obs.pool, route, klass, result, code)
-        cell.value += 1.0
+        # Requests that went alike are counted together, which costs a third; whoever looks has them counted first,
+        # and so has another promise, by which they must not be judged.
         pool = self._pools.get(obs.pool)
-        if pool is None:
-            return
-        if klass not in pool.classes:
-            klass = OTHER
-        queue, e2e = obs.queue_s, obs.done - obs.arrival
-        ttft = tpot = None
-        if obs.streamed:
-            if (ttft := obs.ttft_s) is not None:
-                pool.ttft[klass].observe(ttft)
-            if (tpot := obs.tpot_s) is not None:
-                pool.tpot[klass].observe(tpot)
-        if result in _QUEUED:
-            pool.queue[klass].observe(queue)
-        if result in _SERVED:
-            pool.duration[klass].observe(e2e)
-            if obs.upstream:
-                cell = pool.upstreams.get((obs.upstream, result))
+        if pool is not None and pool.slo_of() is not pool.slo:
+            self.settle()
+            pool.judge_anew()
+        key = obs.pool, route, obs.klass, obs.result, code, obs.upstream, obs.streamed
+        alike = self._uncounted.get(key)
+        if alike is None:
+            alike = self._uncounted[key] = []
+        alike.append(obs)
+        if len(alike) >= _COUNTED_TOGETHER or len(self._uncounted) > _COUNTED_TOGETHER:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count what was put off. Whatever shows numbers does this first."""
+        uncounted, self._uncounted = self._uncounted, {}
+        for (name, route, klass, result, code, upstream, streamed), alike in uncounted.items():
+            cell = self._requests.get((name, route, klass, result, code))
+            if cell is None:
+                cell = self._request_cell(name, route, klass, result, code)
+            cell.value += len(alike)
+            pool = self._pools.get(name)
+            if pool is None:
+                continue
+            if upstream and result in SERVED:
+                cell = pool.upstreams.get((upstream, result))
                 if cell is None:
-                    cell = self._upstream_cell(pool, obs.upstream, result)
-                cell.value += 1.0
-        if obs.dispatched is not None:  # a prompt that was turned away cost nobody a token
-            pool.prompt_tokens.value += obs.prompt_tokens
-        pool.output_tokens.value += obs.output_tokens
-        if result is Result.OK:
-            for index, target, judged, missed in pool.judgement():
-                value = (ttft, tpot, e2e, queue)[index]
-                if value is not None:
-                    judged.value += 1.0
-                    if value > target:
-                        missed.value += 1.0
-        elif result is Result.TIMEOUT:
-            for _, _, judged, missed in pool.judgement():
-                judged.value += 1.0
-                missed.value += 1.0
+                    cell = self._upstream_cell(pool, upstream, result)
+                cell.value += len(alike)
+            pool.count(klass, result, alike, streamed=streamed)
 
     def traced(self, obs: Observation, trace_id: str) -> None:
         """Let the trace of a counted request stand for the buckets that it fell into."""
@@ -256,9 +208,9 @@ class Metrics:
         if pool is None:
             return
         klass, wall = obs.klass if obs.klass in pool.classes else OTHER, time.time()
-        if obs.result in _SERVED:
+        if obs.result in SERVED:
             pool.duration[klass].exemplify(obs.e2e_s, trace_id, wall)
-        if obs.result in _QUEUED:
+        if obs.result in QUEUED:
             pool.queue[klass].exemplify(obs.queue_s, trace_id, wall)
         if obs.ttft_s is not None:
             pool.ttft[klass].exemplify(obs.ttft_s, trace_id, wall)
@@ -310,6 +262,7 @@ class Metrics:
 
     def slo_changed(self, pool: str, slo: SLO) -> None:
         """Put a bucket boundary at every target of `slo`, where there is room for one."""
+        self.settle()
         for latency, target in slo.targets():
             self._by_latency[latency].add_bound(target)
 
@@ -319,6 +272,7 @@ class Metrics:
         Counters and histograms are the sums of these and of `others`, which `dump` returned elsewhere.
         """
         encoder, content_type = choose_encoder(accept)
+        self.settle()
         found = [*others]
         if found:
             self._shown = total([self.dump(), *found], self._families)
@@ -329,11 +283,16 @@ class Metrics:
 
     def dump(self) -> Dump:
         """Return every counter and histogram, JSON-ready."""
+        self.settle()
         return {family.name: family.dump() for family in self._families}
 
     def sum(self, dumps: Iterable[Dump]) -> Dump:
         """Return what several processes counted, as one."""
         return {family.name: family.dump() for family in total(dumps, self._families)}
+
+    def _settled(self, index: int) -> Family:
+        self.settle()
+        return self._shown[index]
 
     def _request_cell(self, pool: str, route: str, klass: str, result: Result, code: int) -> Count:
         """Find the series, folding values that nobody configured into `other`."""
@@ -354,10 +313,6 @@ class Metrics:
     def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: Result) -> Count:
         cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome.value)
         return cell
-
-
-def _per_class(family: HistogramFamily, pool: str, classes: Iterable[str]) -> Mapping[str, Histogram]:
-    return {klass: family.labels(pool, klass) for klass in (*classes, OTHER)}
 
 
 def total(dumps: Iterable[Dump], families: Iterable[Family]) -> list[Family]:

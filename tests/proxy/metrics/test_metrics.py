@@ -113,6 +113,7 @@ def test_requests_are_judged_as_the_promise_judges_them(
     obs = served(result=result, dispatched=10.0 + waited, first_byte=10.0 + waited, last_byte=10.0 + waited + took,
                  done=10.0 + waited + took, output_tokens=tokens, streamed=streamed)  # fmt: skip
     metrics.request_finished(obs, "completions", 200)
+    metrics.settle()
     missed = {name for name, _ in slo.targets() if metrics.missed.labels("default", name).value}
     assert missed == set(slo.violated_by(obs))
     judged = {name for name, _ in slo.targets() if metrics.judged.labels("default", name).value}
@@ -199,6 +200,7 @@ def test_labels_stay_bounded_whatever_comes(calls: list[tuple[str, str, int]]) -
     start = len(metrics.requests)
     for index, (klass, pool, code) in enumerate(calls):
         metrics.request_finished(served(klass=klass, pool=pool), f"route-{index}", code)
+    metrics.settle()
     assert len(metrics.requests) - start <= 70 * 10
     assert total(metrics, "trimtab_requests_total") == len(calls)
     assert {key[2] for key, _ in metrics.requests.items()} <= {"default", "interactive", "batch", OTHER, NO_POOL}

@@ -1,0 +1,92 @@
+"""What is counted of one pool: its series, found once, and how requests are entered into them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from controller.observation import Observation, Result
+from controller.slo import LATENCIES, SLO
+from proxy.batcher import ClosedBy
+from proxy.instruments import Count, Histogram, HistogramFamily
+
+if TYPE_CHECKING:
+    from proxy.metrics import Metrics
+
+__all__ = ["CLOSE_REASONS", "OTHER", "QUEUED", "SERVED", "SHED_REASONS", "PoolMetrics"]
+
+SHED_REASONS = (
+    "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
+    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream", "out_of_connections",
+)  # fmt: skip
+"""The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
+CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
+OTHER = "other"
+"""Stands for every label value beyond what the configuration and the code know."""
+SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
+QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
+
+
+class PoolMetrics:
+    """The series of one pool, found once."""
+
+    def __init__(self, owner: Metrics, name: str, classes: Iterable[str], slo: SLO) -> None:
+        self.name = name
+        self.classes = frozenset(classes)
+        self.slo_of: Callable[[], SLO] = lambda: slo
+        self.duration = _per_class(owner.duration, name, self.classes)
+        self.ttft = _per_class(owner.ttft, name, self.classes)
+        self.tpot = _per_class(owner.tpot, name, self.classes)
+        self.queue = _per_class(owner.queue, name, self.classes)
+        self.batch_size = owner.batch_size.labels(name)
+        self.prompt_tokens = owner.prompt_tokens.labels(name)
+        self.output_tokens = owner.output_tokens.labels(name)
+        self._judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}
+        self._missed = {latency: owner.missed.labels(name, latency) for latency in LATENCIES}
+        self.slo: SLO | None = None
+        """The promise that requests are judged by."""
+        self._targets: tuple[tuple[int, float, Count, Count], ...] = ()
+        """(place in LATENCIES, target, judged, missed) for each of its targets."""
+        self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
+        self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
+        self.retries = owner.retries.labels(name)
+        self.upstreams: dict[tuple[str, Result], Count] = {}
+        self.rules: dict[str, Count] = {}
+
+    def count(self, klass: str, result: Result, alike: Sequence[Observation], *, streamed: bool) -> None:
+        """Count requests of one class that ended in one way."""
+        if klass not in self.classes:
+            klass = OTHER
+        queue, e2e = [obs.queue_s for obs in alike], [obs.done - obs.arrival for obs in alike]
+        ttft = [value for obs in alike if (value := obs.ttft_s) is not None] if streamed else []
+        tpot = [value for obs in alike if (value := obs.tpot_s) is not None] if streamed else []
+        self.ttft[klass].extend(ttft)
+        self.tpot[klass].extend(tpot)
+        if result in QUEUED:
+            self.queue[klass].extend(queue)
+        if result in SERVED:
+            self.duration[klass].extend(e2e)
+        # A prompt that was turned away cost nobody a token.
+        self.prompt_tokens.value += sum([obs.prompt_tokens for obs in alike if obs.dispatched is not None])
+        self.output_tokens.value += sum([obs.output_tokens for obs in alike])
+        if result is Result.OK:
+            for index, target, judged, missed in self._targets:
+                values = (ttft, tpot, e2e, queue)[index]
+                judged.value += len(values)
+                missed.value += sum([value > target for value in values])
+        elif result is Result.TIMEOUT:
+            for _, _, judged, missed in self._targets:
+                judged.value += len(alike)
+                missed.value += len(alike)
+
+    def judge_anew(self) -> None:
+        """Judge by the promise in force from now on."""
+        self.slo = self.slo_of()
+        self._targets = tuple(
+            (LATENCIES.index(name), target, self._judged[name], self._missed[name])
+            for name, target in self.slo.targets()
+        )
+
+
+def _per_class(family: HistogramFamily, pool: str, classes: Iterable[str]) -> Mapping[str, Histogram]:
+    return {klass: family.labels(pool, klass) for klass in (*classes, OTHER)}
