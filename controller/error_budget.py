@@ -8,6 +8,7 @@ Google's SRE workbook (2018, chapter 5) wakes somebody.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from math import inf
 from typing import Any, NamedTuple
 
@@ -55,6 +56,23 @@ class ErrorBudget:
             self._expire(minute)
         newest[1] += 1
         newest[2] += late
+
+    @classmethod
+    def total(cls, parts: Iterable[ErrorBudget], since: float) -> ErrorBudget:
+        """Return one budget of everything that `parts` counted; `since` is when counting began."""
+        minutes: dict[int, list[int]] = {}
+        for part in parts:
+            for minute, n, late in part._slices:
+                counts = minutes.setdefault(minute, [minute, 0, 0])
+                counts[1] += n
+                counts[2] += late
+        whole = cls(since)
+        whole._slices.extend(minutes[minute] for minute in sorted(minutes))
+        if minutes:
+            whole._newest = whole._slices[-1]
+            whole._turns_at = (whole._newest[0] + 1) * _SLICE_S
+            whole._expire(whole._newest[0])
+        return whole
 
     def spent(self, now: float, window_s: float, allowed: float) -> Spent:
         """Return what happened in the last `window_s`, to the minute; `allowed` is the share that may be late."""

@@ -80,7 +80,6 @@ class PoolController(SteeredPool):
         )
         self.express = ExpressLane(express_share)
         self._budgets: dict[str, ErrorBudget] = {}
-        self._whole = ErrorBudget(now)
         self._active: dict[str, float] = {}
         self._started = now
         late_target = self._late_target
@@ -226,6 +225,7 @@ class PoolController(SteeredPool):
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the whole state, JSON-ready: live quantiles with n and interval, counts, attainment, law, model."""
         counts = self._window.counts(now)
+        whole = ErrorBudget.total(self._budgets.values(), self._started)
         return {
             "pool": self.pool,
             "mode": self.mode,
@@ -243,7 +243,7 @@ class PoolController(SteeredPool):
                 klass: {"slo": slo_dict(slo := self.slo_of(klass)), "error_budget": spent.as_dict(now, slo.quantile)}
                 for klass, spent in sorted(self._budgets.items())
             },
-            "error_budget": self._whole.as_dict(now, self.slo.quantile),
+            "error_budget": whole.as_dict(now, self.slo.quantile),
             "express": self.express.as_dict(),
             "setpoints": self._knobs(),
             "bounds": {
@@ -285,7 +285,6 @@ class PoolController(SteeredPool):
         if spent is None:
             spent = self._budgets[klass] = ErrorBudget(self._started)
         spent.add(obs.done, late)
-        self._whole.add(obs.done, late)
         self.express.observe(klass, obs.dispatched, late)
         if self._promises.by_class:
             self._active[klass] = obs.done

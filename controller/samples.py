@@ -42,21 +42,24 @@ class Sample(NamedTuple):
         first = tpot = ttft = None
         if obs.streamed and obs.first_byte is not None:
             first, ttft, tpot = obs.first_byte - dispatched, obs.first_byte - arrival, obs.tpot_s
-        # By position, for this is made once a request.
-        return cls(
-            done,
-            dispatched,
-            obs.batch,
-            dispatched - arrival,
-            done - dispatched,
-            done - arrival,
-            first,
-            tpot,
-            ttft,
-            result is not Result.CANCELLED,
-            result is Result.TIMEOUT,
-            obs.output_tokens,
-            obs.klass,
+        # Past the constructor, which would only call this: it is made once a request.
+        return tuple.__new__(
+            cls,
+            (
+                done,
+                dispatched,
+                obs.batch,
+                dispatched - arrival,
+                done - dispatched,
+                done - arrival,
+                first,
+                tpot,
+                ttft,
+                result is not Result.CANCELLED,
+                result is Result.TIMEOUT,
+                obs.output_tokens,
+                obs.klass,
+            ),
         )
 
 

@@ -62,3 +62,22 @@ def test_only_admitted_requests_that_were_owed_an_answer_count(result: Result, c
     pool = controller(slo=SLO(e2e_s=10.0))
     pool.observe(observation(2.0, result=result))
     assert pool.snapshot(101.0)["error_budget"]["windows"]["1h"]["n"] == counted
+
+
+def test_the_budget_of_a_pool_is_the_sum_of_its_classes() -> None:
+    parts = [ErrorBudget(0.0), ErrorBudget(0.0), ErrorBudget(0.0)]
+    alone = ErrorBudget(0.0)
+    for index in range(600):
+        now, late = 20.0 * index, index % 7 == 0
+        parts[index % 2].add(now, late)
+        alone.add(now, late)
+    whole = ErrorBudget.total(parts, 0.0)
+    assert whole.as_dict(12_100.0, 0.99) == alone.as_dict(12_100.0, 0.99)
+    assert whole.as_dict(12_100.0, 0.99)["windows"]["24h"]["n"] == 600
+
+
+def test_what_ended_before_the_newest_minute_counts_in_it() -> None:
+    spent = ErrorBudget(0.0)
+    spent.add(125.0, late=False)
+    spent.add(119.0, late=True)
+    assert spent.spent(125.0, 60.0, 0.01)[:2] == (2, 1)
