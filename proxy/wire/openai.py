@@ -12,7 +12,7 @@ from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
 from proxy.wire.items import by_index, merged_body, pass_on, read_items, weights
 from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
 from proxy.wire.openai_stream import ChatTap, CompletionTap, ResponsesTap
-from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt, estimate, excerpt, read_messages
+from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt, estimate, excerpt, read_messages, read_plain
 from proxy.wire.sse import comment
 from proxy.wire.tail import TailTap
 from proxy.wire.usage import split_usage
@@ -144,11 +144,14 @@ class OpenAI(WireFormat):
 
 
 def _chat(body: bytes, payload: dict[str, Any], model: str) -> Call:
-    prompt = Prompt()
-    read_messages(payload.get("messages"), prompt)
-    tools = payload.get("tools")
-    if tools:
-        prompt.add_json(tools)
+    messages, tools = payload.get("messages"), payload.get("tools")
+    plain = None if tools else read_plain(messages)
+    if plain is None:
+        prompt = Prompt()
+        read_messages(messages, prompt)
+        if tools:
+            prompt.add_json(tools)
+        plain = prompt.tokens, prompt.text
     limit = payload.get("max_completion_tokens")
     if limit is None:
         limit = payload.get("max_tokens")
@@ -159,11 +162,11 @@ def _chat(body: bytes, payload: dict[str, Any], model: str) -> Call:
         model,
         bool(payload.get("stream")),
         1 if n is None else positive(n, 1, MAX_SEQUENCES),
-        prompt.tokens,
-        whole(limit),
+        plain[0],
+        None if limit is None else whole(limit),
         None,
         payload,
-        prompt.text,
+        plain[1],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 
-__all__ = ["BYTES_PER_TOKEN", "Prompt", "estimate", "excerpt", "read_messages", "text_tokens"]
+__all__ = ["BYTES_PER_TOKEN", "Prompt", "estimate", "excerpt", "read_messages", "read_plain", "text_tokens"]
 
 HEAD_CHARS, TAIL_CHARS = 2000, 500
 """How much of the beginning and the end of a prompt the predictor gets to see."""
@@ -123,6 +123,24 @@ def read_messages(messages: Any, prompt: Prompt) -> None:
     prompt.size += size
     prompt.chars += chars
     prompt.overhead += TOKENS_PER_MESSAGE * len(messages)
+
+
+def read_plain(messages: Any) -> tuple[int, str] | None:
+    """Return the tokens and the excerpt of chat messages that are nothing but text; None for any others.
+
+    What `read_messages` finds, in fewer steps: most chats are plain, and this is done once a request.
+    """
+    if type(messages) is not list or not messages:
+        return None
+    try:
+        pieces = [message["content"] for message in messages]
+        text = "\n".join(pieces)
+    except (KeyError, TypeError):
+        return None
+    breaks = len(pieces) - 1
+    size = (len(text) if text.isascii() else len(text.encode())) - breaks
+    tokens = size // BYTES_PER_TOKEN + TOKENS_PER_MESSAGE * len(pieces) + 1
+    return tokens, text if len(text) < HEAD_CHARS + TAIL_CHARS else excerpt(pieces, len(text) - breaks)
 
 
 def text_tokens(text: str) -> int:

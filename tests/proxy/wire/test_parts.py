@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from proxy.wire.base import MergeMismatch, Usage
 from proxy.wire.lines import LineTap
-from proxy.wire.prompt import Prompt, estimate, excerpt, read_messages
+from proxy.wire.prompt import Prompt, estimate, excerpt, read_messages, read_plain
 from proxy.wire.sse import KEPT_TAIL, MAX_EVENT, SseTap, event_data, event_name
 from proxy.wire.tail import last_object, last_scalar, read_usage
 from proxy.wire.usage import apportion, split_usage
@@ -74,6 +74,26 @@ class TestBills:
 
 
 class TestPrompts:
+    @given(
+        st.lists(
+            st.one_of(
+                st.fixed_dictionaries({"content": st.text(max_size=900) | st.just("é" * 1500)}),
+                st.fixed_dictionaries({"content": st.none() | st.lists(st.just({"text": "part"}), max_size=2)}),
+                st.sampled_from([{}, "content", 7, None, []]),
+            ),
+            max_size=6,
+        )
+    )
+    @settings(max_examples=200, deadline=None)
+    def test_plain_messages_weigh_and_say_what_they_do_when_read_one_by_one(self, messages: list[Any]) -> None:
+        prompt = Prompt()
+        read_messages(messages, prompt)
+        plain = read_plain(messages)
+        if plain is not None:
+            assert plain == (prompt.tokens, prompt.text)
+        all_text = all(type(one) is dict and type(one.get("content")) is str for one in messages)
+        assert (plain is not None) == (all_text and messages != [])
+
     @given(pieces=st.lists(st.text(max_size=900), max_size=12))
     @settings(max_examples=100, deadline=None)
     def test_an_excerpt_is_bounded_and_keeps_both_ends(self, pieces: list[str]) -> None:
