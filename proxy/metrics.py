@@ -23,7 +23,7 @@ from proxy.config.model import PoolConfig
 from proxy.instruments import Count, CounterFamily, HistogramFamily
 from proxy.pool_metrics import CLOSE_REASONS, OTHER, QUEUED, SERVED, SHED_REASONS, PoolMetrics
 
-__all__ = ["CLOSE_REASONS", "ROUTES", "SHED_REASONS", "Metrics", "PoolMetrics"]
+__all__ = ["CLOSE_REASONS", "OTHER", "ROUTES", "SHED_REASONS", "Metrics", "PoolMetrics"]
 
 TTFT_BOUNDS = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
