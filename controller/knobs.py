@@ -8,7 +8,7 @@ from typing import Any, Literal
 from controller.setpoints import Bounds
 from controller.slo import SLO
 
-__all__ = ["KNOBS", "check_knob", "direction", "named", "slo_dict"]
+__all__ = ["KNOBS", "check_knob", "direction", "moved", "named", "slo_dict"]
 
 KNOBS = ("max_batch_size", "window_ms")
 
@@ -25,6 +25,23 @@ def direction(old: SLO, new: SLO) -> Literal["", "tightened", "loosened"]:
         name not in after or after[name] > target for name, target in before.items()
     )
     return "loosened" if looser else ""
+
+
+def moved(old: SLO, new: SLO) -> str:
+    """Return what a change of promise did to each target, as the end of a sentence; empty if it did nothing."""
+    before, after = dict(old.targets()), dict(new.targets())
+    changes = [
+        f"{name} from {_told(before.get(name))} to {_told(after.get(name))}"
+        for name in dict.fromkeys((*before, *after))
+        if before.get(name) != after.get(name)
+    ]
+    if old.quantile != new.quantile:
+        changes.append(f"the quantile from {old.quantile:g} to {new.quantile:g}")
+    return f": {', '.join(changes)}" if changes else ""
+
+
+def _told(target_s: float | None) -> str:
+    return "no promise" if target_s is None else f"{1000.0 * target_s:g} ms"
 
 
 def check_knob(name: str, value: float, bounds: Bounds) -> float:

@@ -14,7 +14,7 @@ from controller.decision import Decision, DecisionLog
 from controller.evidence import Evidence, Mode
 from controller.experiment import Arm, Switchback
 from controller.follow_up import FollowUp
-from controller.knobs import KNOBS, check_knob, direction, named, slo_dict
+from controller.knobs import KNOBS, check_knob, direction, moved, named, slo_dict
 from controller.laws import Advice, Law, make_law
 from controller.promises import Promises
 from controller.samples import GenerationSamples
@@ -124,7 +124,7 @@ class SteeredPool(ABC):
         self._told_no_limits = False
         self._promise_changed(now)
         whose = "the target" if klass is None else f"the target of class {klass}"
-        text = f"{actor} {self._retarget or 'restated'} {whose}."
+        text = f"{actor} {self._retarget or 'restated'} {whose}{moved(old, new)}."
         shown_old = slo_dict(old) | before.whose(klass)
         shown_new = slo_dict(new) | self._promises.whose(klass)
         decision = self._note(now, actor, "admin.slo", shown_old, shown_new, text)

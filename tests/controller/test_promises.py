@@ -85,7 +85,7 @@ def test_slow_answers_that_kept_their_own_promise_do_not_shrink_the_batch() -> N
 def test_the_promise_of_one_class_can_be_changed_live() -> None:
     pool = taught(pool_with_classes())
     decision = pool.set_slo(SLO(e2e_s=1.0), 130.0, "admin:test", "batch")
-    assert decision.text == "admin:test tightened the target of class batch."
+    assert decision.text == "admin:test tightened the target of class batch: e2e from 60000 ms to 1000 ms."
     assert pool.slo_of("batch") == SLO(e2e_s=1.0)
     assert pool.slo_of("interactive") == TIGHT
     assert pool.slo == SLO(e2e_s=10.0)
