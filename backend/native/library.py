@@ -69,10 +69,9 @@ def _load(compiler: str) -> ctypes.CDLL:
     name = f"kernels-{_key(compiler)}.so"
     directory = _cache_directory()
     if directory is not None:
-        try:
+        # One that is there may have been cut short by a full disk; what cannot be loaded is made anew.
+        with contextlib.suppress(OSError):
             return ctypes.CDLL(str(directory / name))
-        except OSError:
-            pass  # not there yet, or cut short by a full disk: made now
         with contextlib.suppress(OSError):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=directory) as place:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import ceil, log
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from proxy.upstream.endpoint import Endpoint
 
@@ -19,8 +20,10 @@ _MAX_HOLDERS = 4
 _HASH_BYTES = 8
 
 
-class Router(Protocol):
+class Router(ABC):
     """Picks among endpoints."""
+
+    __slots__ = ()
 
     def pick(
         self,
@@ -35,10 +38,20 @@ class Router(Protocol):
 
         `exclude` names those tried already. `key` says which calls had better go to the same one.
         """
-        ...
+        if len(endpoints) == 1:
+            only = endpoints[0]
+            return only if only not in exclude and (only.available(now) or only.last_resort(now)) else None
+        candidates = [endpoint for endpoint in endpoints if endpoint not in exclude and endpoint.available(now)]
+        if not candidates:
+            candidates = [each for each in endpoints if each not in exclude and each.last_resort(now)]
+        return self.among(candidates, now, work, key) if candidates else None
+
+    @abstractmethod
+    def among(self, candidates: Sequence[Endpoint], now: float, work: float, key: AffinityKey | None) -> Endpoint:
+        """Return whom to ask of `candidates`, of which there is at least one."""
 
 
-class RoundRobin:
+class RoundRobin(Router):
     """Send to each in turn, more often where the weight is higher (smooth weighted round robin)."""
 
     __slots__ = ("_credit",)
@@ -46,21 +59,8 @@ class RoundRobin:
     def __init__(self) -> None:
         self._credit: dict[Endpoint, float] = {}
 
-    def pick(
-        self,
-        endpoints: Sequence[Endpoint],
-        now: float,
-        *,
-        work: float = 0.0,
-        exclude: Collection[Endpoint] = (),
-        key: AffinityKey | None = None,
-    ) -> Endpoint | None:
-        """Return the endpoint to ask, None when none may be asked."""
-        candidates = _candidates(endpoints, now, exclude)
-        return self.among(candidates, now) if candidates else None
-
-    def among(self, candidates: Sequence[Endpoint], now: float) -> Endpoint:
-        """Return whose turn it is of `candidates`, of which there is at least one."""
+    def among(self, candidates: Sequence[Endpoint], now: float, work: float, key: AffinityKey | None) -> Endpoint:
+        """Return whose turn it is."""
         credit = self._credit
         total = 0.0
         for endpoint in candidates:
@@ -72,7 +72,7 @@ class RoundRobin:
         return best
 
 
-class LeastWork:
+class LeastWork(Router):
     """Send to whoever has the least predicted work outstanding relative to its weight; equals take weighted turns."""
 
     __slots__ = ("_turns",)
@@ -80,33 +80,17 @@ class LeastWork:
     def __init__(self) -> None:
         self._turns = RoundRobin()
 
-    def pick(
-        self,
-        endpoints: Sequence[Endpoint],
-        now: float,
-        *,
-        work: float = 0.0,
-        exclude: Collection[Endpoint] = (),
-        key: AffinityKey | None = None,
-    ) -> Endpoint | None:
-        """Return the endpoint to ask, None when none may be asked."""
-        if len(endpoints) == 1:
-            only = endpoints[0]
-            return only if only not in exclude and (only.available(now) or only.last_resort(now)) else None
-        candidates = _candidates(endpoints, now, exclude)
-        return self.among(candidates, now, work) if candidates else None
-
-    def among(self, candidates: Sequence[Endpoint], now: float, work: float) -> Endpoint:
-        """Return the least loaded of `candidates`, of which there is at least one."""
+    def among(self, candidates: Sequence[Endpoint], now: float, work: float, key: AffinityKey | None) -> Endpoint:
+        """Return the least loaded."""
         if len(candidates) == 1:
             return candidates[0]
         scores = [endpoint.score(work, now) for endpoint in candidates]
         least = min(scores)
         equals = [endpoint for endpoint, score in zip(candidates, scores, strict=True) if score == least]
-        return equals[0] if len(equals) == 1 else self._turns.among(equals, now)
+        return equals[0] if len(equals) == 1 else self._turns.among(equals, now, work, key)
 
 
-class Sticky:
+class Sticky(Router):
     """Send equal keys to the same endpoint, as long as it may be asked (weighted rendezvous hashing).
 
     The endpoint with the greatest -w / ln(h) wins, where h in (0, 1) is a hash of key and endpoint and w its weight
@@ -119,23 +103,14 @@ class Sticky:
     def __init__(self) -> None:
         self._spread = LeastWork()
 
-    def pick(
-        self,
-        endpoints: Sequence[Endpoint],
-        now: float,
-        *,
-        work: float = 0.0,
-        exclude: Collection[Endpoint] = (),
-        key: AffinityKey | None = None,
-    ) -> Endpoint | None:
-        """Return the endpoint to ask, None when none may be asked."""
+    def among(self, candidates: Sequence[Endpoint], now: float, work: float, key: AffinityKey | None) -> Endpoint:
+        """Return the one that the key belongs to."""
         if not isinstance(key, bytes):
-            return self._spread.pick(endpoints, now, work=work, exclude=exclude)
-        candidates = _candidates(endpoints, now, exclude)
-        return max(candidates, key=lambda endpoint: _rendezvous(key, endpoint, now), default=None)
+            return self._spread.among(candidates, now, work, key)
+        return max(candidates, key=lambda endpoint: _rendezvous(key, endpoint, now))
 
 
-class PrefixAffinity:
+class PrefixAffinity(Router):
     """Send a prompt to where its beginning was sent before, so that the server's own prefix cache serves it.
 
     Remembered are the latest `max_blocks` blocks, each with the endpoints that have had it. The holder of the
@@ -156,22 +131,11 @@ class PrefixAffinity:
         """Return how many blocks are remembered."""
         return len(self._holders)
 
-    def pick(
-        self,
-        endpoints: Sequence[Endpoint],
-        now: float,
-        *,
-        work: float = 0.0,
-        exclude: Collection[Endpoint] = (),
-        key: AffinityKey | None = None,
-    ) -> Endpoint | None:
-        """Return the endpoint to ask, None when none may be asked."""
-        candidates = _candidates(endpoints, now, exclude)
-        if not candidates:
-            return None
+    def among(self, candidates: Sequence[Endpoint], now: float, work: float, key: AffinityKey | None) -> Endpoint:
+        """Return who has the beginning of the prompt, or is to have it."""
         if not key or isinstance(key, bytes):
-            return self._spread.among(candidates, now, work)
-        chosen = self._holder(key, candidates, now, work) or self._spread.among(candidates, now, work)
+            return self._spread.among(candidates, now, work, key)
+        chosen = self._holder(key, candidates, now, work) or self._spread.among(candidates, now, work, key)
         self._remember(key, chosen)
         return chosen
 
@@ -208,11 +172,3 @@ def _rendezvous(key: bytes, endpoint: Endpoint, now: float) -> float:
     digest = blake2b(key, digest_size=_HASH_BYTES, key=endpoint.hash_key).digest()
     unit = (int.from_bytes(digest) + 1) / (256**_HASH_BYTES + 1)
     return -endpoint.share(now) / log(unit)
-
-
-def _candidates(endpoints: Sequence[Endpoint], now: float, exclude: Collection[Endpoint]) -> list[Endpoint]:
-    """Return the first choices, else those that may be asked as a last resort."""
-    found = [endpoint for endpoint in endpoints if endpoint not in exclude and endpoint.available(now)]
-    if found:
-        return found
-    return [endpoint for endpoint in endpoints if endpoint not in exclude and endpoint.last_resort(now)]
