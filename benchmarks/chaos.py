@@ -35,6 +35,7 @@ import yaml
 
 from benchmarks.bars import Bar, report
 from benchmarks.serving import Served, serving
+from tests.support.faults import FAULTS
 from tests.support.mock_upstream import Behaviour, MockUpstream, Seen, chat_stream
 from tests.support.raw_http import Answer, RawClient, request_bytes
 
@@ -52,23 +53,6 @@ FORGET_S = 30.0
 """Calls that have not ended by then never will."""
 GROWTH_MB = 4.0
 """Growth over the measured time that cannot be told from an allocator's own habits."""
-FAULTS: tuple[dict[str, Any], ...] = (
-    {"reset_before_head": True},
-    {"close_before_head": True},
-    {"garbage": True},
-    {"cut_at": 60},
-    {"cut_at": 60, "reset": True},
-    {"stall_at": 100},
-    {"hang": True},
-    {"status": 503, "retry_after": "0"},
-    {"status": 500},
-    {"status": 429},
-    {"drop_idle": True},
-    {"close": True},
-    {"delay": 0.02},
-    {"gap": 0.002},
-)
-MERGE_FAULTS: tuple[dict[str, Any], ...] = (*FAULTS, {"shuffle": True}, {"results": 1})
 
 
 def config(upstreams: list[MockUpstream], turn: int) -> dict[str, Any]:
@@ -261,7 +245,7 @@ class Storm:
             up = rng.choice(self._ups)
             what = rng.random()
             if what < 0.35:
-                up.default = Behaviour(**rng.choice(MERGE_FAULTS))
+                up.default = Behaviour(**rng.choice(FAULTS))
             elif what < 0.7:
                 up.default = Behaviour()
             elif what < 0.85:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from controller.admission import Forecast, backlog_s, forecast_merge
@@ -124,32 +125,17 @@ class MergeUpstream:
         """Form the next batch; the size is in items, the choice in jobs."""
         deadlines, mixed = job_deadlines(jobs, promises)
         self._forming = form
-        choice = self._whole(jobs, deadlines, cap, now, load, promises, form=form, shed=shed, mixed=mixed)
+        former = partial(
+            self._form, cap=cap, now=now, load=load, promises=promises, form=form, shed=shed, mixed=mixed
+        )
+        if all(job.items == 1 for job in jobs):  # as most are
+            choice = former(deadlines)
+        else:
+            owner = [index for index, job in enumerate(jobs) for _ in range(job.items)]
+            choice = _in_jobs(former([deadlines[index] for index in owner]), owner, len(jobs))
         gone = {*choice.shed, *choice.sent(len(jobs))}
         self._waiting = [deadline for index, deadline in enumerate(deadlines) if index not in gone]
         return choice
-
-    def _whole(
-        self,
-        jobs: Sequence[Job],
-        deadlines: Sequence[float],
-        cap: int,
-        now: float,
-        load: Load,
-        promises: Promises,
-        *,
-        form: bool,
-        shed: bool,
-        mixed: bool,
-    ) -> Choice:
-        # Sizes are in items; most requests are one.
-        if all(job.items == 1 for job in jobs):
-            return self._form(deadlines, cap, now, load, promises, form=form, shed=shed, mixed=mixed)
-        owner = [index for index, job in enumerate(jobs) for _ in range(job.items)]
-        choice = self._form(
-            [deadlines[index] for index in owner], cap, now, load, promises, form=form, shed=shed, mixed=mixed
-        )
-        return _in_jobs(choice, owner, len(jobs))
 
     def _form(
         self,

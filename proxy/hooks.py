@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Protocol
 
 from controller.observation import Observation
 
-__all__ = ["Hooks", "NullHooks"]
+__all__ = ["Hooks", "NullHooks", "PassingHooks"]
 
 
 class Hooks(Protocol):
@@ -57,3 +58,24 @@ class NullHooks:
 
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         """Ignore it."""
+
+
+class PassingHooks(ABC):
+    """Stands before other hooks and passes everything on, without a call of its own but for finished requests."""
+
+    def __init__(self, next_hooks: Hooks) -> None:
+        self._next = next_hooks
+        self.batch_dispatched = next_hooks.batch_dispatched
+        self.shed = next_hooks.shed
+        self.traced = next_hooks.traced
+        self.retried = next_hooks.retried
+        self.fell_back = next_hooks.fell_back
+
+    def request_finished(self, obs: Observation, route: str, code: int) -> None:
+        """Note one finished request and pass it on."""
+        self.remember(obs)
+        self._next.request_finished(obs, route, code)
+
+    @abstractmethod
+    def remember(self, obs: Observation) -> None:
+        """Note one finished request."""

@@ -6,29 +6,19 @@ from collections import deque
 from collections.abc import Sequence
 
 from controller.observation import Observation
-from proxy.hooks import Hooks
+from proxy.hooks import Hooks, PassingHooks
 
 __all__ = ["Traffic"]
 
 KEPT = 1000
 
 
-class Traffic:
+class Traffic(PassingHooks):
     """Stands between the core and the metrics, and remembers what passes."""
 
     def __init__(self, next_hooks: Hooks) -> None:
-        self._next = next_hooks
+        super().__init__(next_hooks)
         self._recent: dict[str, deque[Observation]] = {}
-        self.batch_dispatched = next_hooks.batch_dispatched
-        self.shed = next_hooks.shed
-        self.traced = next_hooks.traced
-        self.retried = next_hooks.retried
-        self.fell_back = next_hooks.fell_back
-
-    def request_finished(self, obs: Observation, route: str, code: int) -> None:
-        """Remember one finished request and pass it on."""
-        self.remember(obs)
-        self._next.request_finished(obs, route, code)
 
     def remember(self, obs: Observation) -> None:
         """Remember one finished request."""

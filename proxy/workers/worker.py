@@ -17,7 +17,7 @@ from proxy import logs
 from proxy.clock import LoopClock
 from proxy.config.model import Config, PoolConfig
 from proxy.control import Share
-from proxy.hooks import Hooks
+from proxy.hooks import Hooks, PassingHooks
 from proxy.metrics import Metrics
 from proxy.plane import DataPlane, Prepared
 from proxy.pool import Pool
@@ -37,27 +37,21 @@ ORPHAN_S = 30.0
 _MOST_ROWS = 10_000
 
 
-class Outbox:
+class Outbox(PassingHooks):
     """Stands between the core and the metrics, and keeps what the leader has not heard of yet."""
 
     def __init__(self, next_hooks: Hooks) -> None:
-        self._next = next_hooks
+        super().__init__(next_hooks)
         self._rows: list[Observation] = []
         self.dropped = 0
         """Requests that were counted, but about which the leader's controllers will not hear."""
-        self.batch_dispatched = next_hooks.batch_dispatched
-        self.shed = next_hooks.shed
-        self.traced = next_hooks.traced
-        self.retried = next_hooks.retried
-        self.fell_back = next_hooks.fell_back
 
-    def request_finished(self, obs: Observation, route: str, code: int) -> None:
-        """Keep one finished request and pass it on."""
+    def remember(self, obs: Observation) -> None:
+        """Keep one finished request for the leader."""
         if len(self._rows) < _MOST_ROWS:
             self._rows.append(obs)
         else:
             self.dropped += 1
-        self._next.request_finished(obs, route, code)
 
     def take(self) -> list[Any]:
         """Return what was kept since the last time, as rows."""

@@ -9,32 +9,12 @@ from typing import Any
 
 import pytest
 
+from tests.support.faults import FAULTS
 from tests.support.mock_upstream import Behaviour, MockUpstream, chat_stream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient, request_bytes
 
-FAULTS: list[dict[str, Any]] = [
-    {},
-    {},
-    {},
-    {},
-    {"delay": 0.01},
-    {"gap": 0.002},
-    {"reset_before_head": True},
-    {"close_before_head": True},
-    {"garbage": True},
-    {"cut_at": 60},
-    {"cut_at": 60, "reset": True},
-    {"stall_at": 100},
-    {"hang": True},
-    {"status": 503, "retry_after": "0"},
-    {"status": 500},
-    {"status": 429},
-    {"drop_idle": True},
-    {"close": True},
-    {"shuffle": True},
-    {"results": 1},
-]
+BEHAVIOURS: tuple[dict[str, Any], ...] = ({}, {}, {}, {}, *FAULTS)
 CONFIG: dict[str, Any] = {
     "setpoints": {"max_batch_size": {"initial": 6, "max": 64}, "window_ms": {"initial": 1, "max": 50}},
     "timeouts": {"connect_ms": 500, "first_byte_ms": 150, "between_chunks_ms": 100, "total_ms": 1000},
@@ -53,7 +33,7 @@ class Chaos:
     async def visitor(self, number: int) -> None:
         rng = self.rng
         await asyncio.sleep(rng.random() * 0.8)
-        mock = rng.choice(FAULTS)
+        mock = rng.choice(BEHAVIOURS)
         leaves = rng.random() < 0.2
         kind = rng.choice(["chat", "stream", "embed", "embed", "embed", "relay"])
         path, body = {
@@ -88,7 +68,7 @@ async def meddle(ups: list[MockUpstream], rng: random.Random) -> None:
         up = rng.choice(ups)
         what = rng.random()
         if what < 0.3:
-            up.default = Behaviour(**rng.choice(FAULTS))
+            up.default = Behaviour(**rng.choice(BEHAVIOURS))
         elif what < 0.6:
             up.default = Behaviour()
         elif what < 0.8:
