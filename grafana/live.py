@@ -31,7 +31,7 @@ PROMISES = ("slo.ttft_ms=5000", "slo.e2e_ms=20000", "slo.queue_ms=10000")
 SHIFTS = (
     (0.30, "PATCH", "/admin/v1/pools/default/slo", TIGHT),
     (0.55, "PATCH", "/admin/v1/pools/default/slo", EASY),
-    (0.65, "PATCH", "/admin/v1/pools/default/setpoints?for_s=6", {"max_batch_size": 3}),
+    (0.65, "PATCH", "/admin/v1/pools/default/setpoints?for_s=6", {"max_batch_size": 3, "window_ms": 100}),
     (0.85, "POST", "/admin/v1/reload", None),
 )
 """What the operator does, and at which part of the time."""

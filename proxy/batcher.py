@@ -101,16 +101,20 @@ class Plain:
 class Window:
     """One timer, moved only when it would ring too late."""
 
-    __slots__ = ("_callback", "_clock", "_timer", "_when")
+    __slots__ = ("_callback", "_clock", "_timer", "_when", "since")
 
     def __init__(self, clock: Clock, callback: Callable[[], None]) -> None:
         self._clock = clock
         self._callback = callback
         self._timer: Timer | None = None
         self._when = inf
+        self.since: float | None = None
+        """Since when only this window has kept anybody waiting (monotonic seconds); None while it keeps nobody."""
 
     def arm(self, when: float) -> None:
         """Ring at `when` at the latest."""
+        if self.since is None:
+            self.since = self._clock.now()
         if when < self._when:
             if self._timer is not None:
                 self._timer.cancel()
@@ -118,7 +122,8 @@ class Window:
             self._timer = self._clock.call_at(when, self._ring)
 
     def stop(self) -> None:
-        """Do not ring."""
+        """Do not ring: nobody waits."""
+        self.since = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -156,6 +161,11 @@ class GateBatcher:
         """Whether the cap kept somebody waiting since this was last cleared."""
         self.draining = False
 
+    @property
+    def held_since(self) -> float | None:
+        """Since when only the window has kept those waiting who are let through now; None when something else did."""
+        return self._window.since
+
     def try_enter(self, job: Job, express: bool, now: float, load: Load) -> bool:
         """Let a newcomer straight through, if nobody waits, a slot is free and there is nothing to wait for."""
         controller = self._controller
@@ -185,6 +195,7 @@ class GateBatcher:
             free = self._controller.setpoints.max_batch_size - self.inflight
             if free <= 0:
                 self.held_back = True
+                self._window.since = None
                 return
             now = self._clock.now()
             load = self._load(now)
@@ -193,6 +204,7 @@ class GateBatcher:
                 self._window.arm(due)
                 return
             if not self._send(lane, free, closed_by, now, load):
+                self._window.since = None
                 return
         self._window.stop()
 

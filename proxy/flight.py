@@ -382,7 +382,8 @@ class Flight(Asking):
             obs = ticket.observation("", monotonic())
             service.hooks.request_finished(obs, ticket.route, ticket.code)
         if ticket.trace is not None and service.tracing is not None and obs is not None:
-            service.tracing.finish(ticket.trace, ticket, obs, self.incoming.method, self.incoming.path)
+            provider = "" if self.wire is None else self.wire.name
+            service.tracing.finish(ticket.trace, ticket, obs, self.incoming, provider)
             service.hooks.traced(obs, ticket.trace.hex)
         if service.access_log is not None:
             service.access_log.note(ticket, self.incoming.fields, obs, monotonic())

@@ -29,6 +29,10 @@ class Hooks(Protocol):
         """One upstream call of `size` items left the batcher, because of `closed_by`."""
         ...
 
+    def window_waited(self, pool: str, seconds: float) -> None:
+        """One upstream call was held back by the batching window alone. Not called for those that were not."""
+        ...
+
     def retried(self, pool: str) -> None:
         """One upstream call was sent again."""
         ...
@@ -53,6 +57,9 @@ class NullHooks:
     def batch_dispatched(self, pool: str, size: int, closed_by: str) -> None:
         """Ignore it."""
 
+    def window_waited(self, pool: str, seconds: float) -> None:
+        """Ignore it."""
+
     def retried(self, pool: str) -> None:
         """Ignore it."""
 
@@ -66,6 +73,7 @@ class PassingHooks(ABC):
     def __init__(self, next_hooks: Hooks) -> None:
         self._next = next_hooks
         self.batch_dispatched = next_hooks.batch_dispatched
+        self.window_waited = next_hooks.window_waited
         self.shed = next_hooks.shed
         self.traced = next_hooks.traced
         self.retried = next_hooks.retried

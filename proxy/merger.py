@@ -42,6 +42,8 @@ class Batch:
     closed_by: ClosedBy
     generation: int
     """Of the setpoints it was formed under."""
+    held_since: float | None = None
+    """Since when only the window has kept it (monotonic seconds); None where something else did, or nothing."""
 
 
 class MergeBatcher:
@@ -110,11 +112,15 @@ class MergeBatcher:
         while self._due:
             if self._slots.free() <= 0:
                 self.held_back = self.held_back or bool(self._ripe)
+                self._window.since = None
                 return
             now = self._clock.now()
             load = self._load(now)
             lane, closed_by = self._next(now, load)
-            if lane is None or not self._send(lane, closed_by, now, load):
+            if lane is None:
+                return
+            if not self._send(lane, closed_by, now, load):
+                self._window.since = None
                 return
         self._window.stop()
 
@@ -133,6 +139,7 @@ class MergeBatcher:
         if self.draining:
             return (best, why) if best is not None else (self._due.peek(), ClosedBy.DRAIN)
         if not self._slots.idle():
+            self._window.since = None
             return best, why
         lane = self._due.peek()
         due, closed_by = when_due(lane, self._controller.window_s(now, load))
@@ -173,6 +180,7 @@ class MergeBatcher:
                 sum(map(_tokens, members)),
                 closed_by,
                 setpoints.generation,
+                self._window.since,
             )
         )
         return True

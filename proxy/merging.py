@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import ceil, log2
+from typing import TYPE_CHECKING
 
 from proxy.headers import lines_of
 from proxy.lease import Lease
@@ -17,6 +18,9 @@ from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.group import Group
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import MergeMismatch, WireFormat
+
+if TYPE_CHECKING:
+    from proxy.tracing import SharedCall
 
 __all__ = ["MAX_ANSWER_BYTES", "MergeRun", "outcome_of"]
 
@@ -62,6 +66,8 @@ class MergeRun:
         self.extra_calls = 0
         """Calls beyond the first."""
         self._extra_limit = 2 * ceil(log2(len(members))) + 1 if len(members) > 1 else 0
+        self.shared: SharedCall | None = None
+        """What is told of it, where any of its members is traced."""
         self._task: asyncio.Task[None] | None = None
         self._last: Answer | UpstreamError | None = None
         """The latest failure."""
@@ -80,6 +86,9 @@ class MergeRun:
             log.error("a merged call failed inside the proxy", exc_info=error)
         self._fail_rest(UpstreamFailed("given up") if error is None else InternalFault())
         self._lease.release()
+        if self.shared is not None:
+            answered = any(member.answer is not None for member in self._members)
+            self.shared.over(1 + self.extra_calls, "" if answered else "no_answer")
         done(self)
 
     def member_gone(self) -> None:
@@ -195,11 +204,14 @@ class MergeRun:
         replaced = self._wire.merge_headers(calls, body)
         names = tuple(name + b":" for name, _ in replaced) + _REPLACED
         kept = [line for line in first.lines.splitlines(True) if not line.lower().startswith(names)]
+        kept_lines = b"".join(kept)
+        if self.shared is not None:
+            kept_lines = self.shared.onto(kept_lines)
         own = lines_of(replaced) if replaced else b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
         return Outgoing(
             first.method,
             first.target,
-            b"".join(kept) + own,
+            kept_lines + own,
             body=body,
             authorization=first.authorization,
             replayable=True,

@@ -117,6 +117,11 @@ class Metrics:
         self.batch_size = hist(
             "trimtab_batch_size", "Items sent upstream together.", ("pool",), BATCH_BOUNDS
         )  # fmt: skip
+        self.window = hist(
+            "trimtab_window_wait_seconds",
+            "For how long the batching window alone held an upstream call back, of calls that it held.",
+            ("pool",), QUEUE_BOUNDS,
+        )  # fmt: skip
         self.closed = count("trimtab_batches_closed", "Batches sent, by what ended the wait.", ("pool", "reason"))
         self.shed_total = count("trimtab_shed", "Requests turned away or dropped, by reason.", ("pool", "reason"))
         self.judged = count("trimtab_slo_requests", "Requests measured against a target.", ("pool", "slo"))
@@ -139,8 +144,9 @@ class Metrics:
         self._by_latency = {"e2e": self.duration, "ttft": self.ttft, "tpot": self.tpot, "queue": self.queue}
         self._families: list[Family] = [
             self.requests, self.duration, self.ttft, self.tpot, self.queue, self.batch_size,
-            self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens, self.output_tokens,
-            self.upstream_requests, self.retries, self.fallbacks, self.decisions, self.reloads, self.loop_delay,
+            self.window, self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens,
+            self.output_tokens, self.upstream_requests, self.retries, self.fallbacks, self.decisions, self.reloads,
+            self.loop_delay,
         ]  # fmt: skip
 
     def configure(self, pools: Sequence[PoolConfig]) -> None:
@@ -233,6 +239,10 @@ class Metrics:
         if cell is None:
             cell = known.closed[closed_by] = self.closed.labels(pool, closed_by)
         cell.value += 1.0
+
+    def window_waited(self, pool: str, seconds: float) -> None:
+        """Count one upstream call that the batching window alone held back, and for how long."""
+        self._pools[pool].window.observe(seconds)
 
     def retried(self, pool: str) -> None:
         """Count one repeated upstream call."""

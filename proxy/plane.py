@@ -9,7 +9,7 @@ import logging
 import socket
 from collections.abc import Mapping
 from time import monotonic
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from controller.loop import PoolController
 from proxy import logs
@@ -27,6 +27,9 @@ from proxy.pool import Pool
 from proxy.reload import keeps_controller, needs_new_pool
 from proxy.server import DataServer, ServerLimits
 from proxy.tls import fingerprint, renew, server_context
+
+if TYPE_CHECKING:
+    from proxy.tracing import Tracing
 
 __all__ = ["DataPlane", "Prepared", "in_force"]
 
@@ -71,6 +74,7 @@ class DataPlane:
         self._metrics = metrics
         self._share = share
         self.config = config
+        self._tracing = _tracing(config)
         self._pools = {pool.name: self._build(pool, control.controller(pool)) for pool in config.pools}
         self.lifecycle = Lifecycle()
         self.handler = Handler(
@@ -82,11 +86,6 @@ class DataPlane:
         self.handler.service.ready = lambda: not self.unready()
         self.handler.service.access_log = AccessLog.of(config.log)
         self.handler.service.hooks = metrics
-        self._tracing = None
-        if config.tracing.enabled:
-            from proxy.tracing import Tracing, exporter_for
-
-            self._tracing = Tracing(config.tracing, exporter_for(config.tracing))
         self.handler.service.tracing = self._tracing
         self._follow_keys(config)
         self._tls = None if config.listen.tls is None else server_context(config.listen.tls)
@@ -202,6 +201,7 @@ class DataPlane:
 
     def _build(self, config: PoolConfig, controller: PoolController) -> Pool:
         pool = Pool(config, clock=self._clock, controller=controller, hooks=self._control.hooks, share=self._share)
+        pool.tracing = self._tracing
         self._watch(pool)
         return pool
 
@@ -279,6 +279,15 @@ class DataPlane:
         await self.server.stop(patience_s=_CUT_S)
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
+
+
+def _tracing(config: Config) -> Tracing | None:
+    """Return who follows requests; None, without importing anything, where nobody shall."""
+    if not config.tracing.enabled:
+        return None
+    from proxy.tracing import Tracing, exporter_for
+
+    return Tracing(config.tracing, exporter_for(config.tracing))
 
 
 def _request_limits(config: Config) -> Limits:

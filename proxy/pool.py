@@ -7,7 +7,7 @@ import logging
 from collections.abc import Hashable, Iterable
 from functools import partial
 from itertools import islice
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from controller.decision import Decision
 from controller.load import MAX_RUNNING, Load
@@ -41,6 +41,9 @@ from proxy.upstream.probe import Prober
 from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Route
 
+if TYPE_CHECKING:
+    from proxy.tracing import Tracing
+
 __all__ = ["ClassRules", "Pool", "controller_for"]
 
 log = logging.getLogger("trimtab.proxy")
@@ -73,6 +76,8 @@ class Pool:
         self.config = config
         self.controller = controller or controller_for(config, now)
         self.hooks: Hooks = hooks or NullHooks()
+        self.tracing: Tracing | None = None
+        """Who follows requests; None where nobody does."""
         self._loop = asyncio.get_running_loop()
         self.tls_files = fingerprint(config)
         """What the files behind its connections held."""
@@ -396,6 +401,11 @@ class Pool:
             turn.dropped(Drop.NO_UPSTREAM)
             return
         self.hooks.batch_dispatched(self.name, 1, closed_by)
+        held_since = self.gate.held_since
+        if held_since is not None:
+            self._waited(held_since, turn.job.arrival)
+        if turn.ticket.trace is not None:
+            turn.ticket.trace.let_go(held_since, closed_by)
         turn.wake()
 
     def _gate_released(self, lease: Lease) -> None:
@@ -418,6 +428,8 @@ class Pool:
         self._slots.taken(endpoint)
         self._took(lease, now, batch.items)
         self.hooks.batch_dispatched(self.name, batch.items, batch.closed_by)
+        if batch.held_since is not None:
+            self._waited(batch.held_since, min(member.job.arrival for member in members))
         until = now
         for member in members:
             ticket = member.ticket
@@ -427,8 +439,14 @@ class Pool:
             ticket.upstream = endpoint.name
             until = max(until, member.until)
         run = MergeRun(self.group, members[0].wire, batch, members, lease, until)
+        if self.tracing is not None:
+            run.shared = self.tracing.share(batch, members, endpoint.name, now)
         self._runs.add(run)
         run.start(self._loop, self._runs.discard)
+
+    def _waited(self, held_since: float, arrival: float) -> None:
+        """Count a call whose first member came at `arrival` and that only the window has kept since."""
+        self.hooks.window_waited(self.name, max(0.0, self._clock.now() - max(held_since, arrival)))
 
     def _merge_released(self, endpoint: Endpoint, items: int, lease: Lease) -> None:
         self._gave_back(lease, items)

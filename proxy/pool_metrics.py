@@ -39,6 +39,7 @@ class PoolMetrics:
         self.tpot = _per_class(owner.tpot, name, self.classes)
         self.queue = _per_class(owner.queue, name, self.classes)
         self.batch_size = owner.batch_size.labels(name)
+        self.window = owner.window.labels(name)
         self.prompt_tokens = owner.prompt_tokens.labels(name)
         self.output_tokens = owner.output_tokens.labels(name)
         self._judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}

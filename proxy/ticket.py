@@ -92,6 +92,8 @@ class Ticket:
         self.queued = True
         self.job = self.prediction = self.hint = self.dispatched = self.affinity = self.tap = None
         self.batch, self.upstream = 1, ""
+        if self.trace is not None:
+            self.trace.start_again()
 
     def ended(self, result: Result, code: int) -> None:
         """Take note of how it ended and which status the client saw."""

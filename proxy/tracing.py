@@ -13,39 +13,60 @@ import random
 import re
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
 from controller.observation import Observation, Result
 from policies import __version__
+from proxy import spans
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.model import TracingConfig
 
 if TYPE_CHECKING:
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace.export import SpanExporter
+    from opentelemetry.trace import Link, Span, SpanContext, SpanKind
 
     from proxy.headers import RawHeaders
+    from proxy.incoming import Incoming
+    from proxy.merger import Batch
     from proxy.ticket import Ticket
+    from proxy.turn import MergeTurn
 
-__all__ = ["Trace", "Tracing", "exporter_for"]
+__all__ = ["SharedCall", "Trace", "Tracing", "exporter_for"]
 
 _TRACEPARENT = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
-_OPERATIONS = {"chat.completions": "chat", "messages": "chat", "completions": "text_completion",
-               "embeddings": "embeddings", "responses": "chat"}  # fmt: skip
 _MISSING = "needs OpenTelemetry; install it with `pip install 'trimtab[otel]'`, or leave tracing.enabled out"
 
 
-class Trace(NamedTuple):
-    """The context of one sampled request."""
+class Trace:
+    """The context of one sampled request, and what is noted for its spans while it runs."""
 
-    trace_id: int
-    parent_id: int | None
-    """The caller's span; None when the trace begins here."""
-    state: str
-    """The caller's tracestate."""
-    request_id: int
-    upstream_id: int
+    __slots__ = ("closed_by", "held_since", "parent_id", "request_id", "shared", "state", "trace_id", "upstream_id")
+
+    def __init__(self, trace_id: int, parent_id: int | None, state: str, request_id: int, upstream_id: int) -> None:
+        self.trace_id = trace_id
+        self.parent_id = parent_id
+        """The caller's span; None when the trace begins here."""
+        self.state = state
+        """The caller's tracestate."""
+        self.request_id = request_id
+        self.upstream_id = upstream_id
+        self.start_again()
+
+    def start_again(self) -> None:
+        """Go back to where no pool had taken the request."""
+        self.held_since: float | None = None
+        """Since when only the batching window kept it (monotonic seconds); None where that never did."""
+        self.closed_by = ""
+        """What ended the wait for company; empty where there was none."""
+        self.shared: SharedCall | None = None
+        """The upstream call that it shared with others."""
+
+    def let_go(self, held_since: float | None, closed_by: str) -> None:
+        """Note how its wait for company ended."""
+        self.held_since, self.closed_by = held_since, closed_by
 
     @property
     def hex(self) -> str:
@@ -54,10 +75,40 @@ class Trace(NamedTuple):
 
     def onto(self, lines: bytes) -> bytes:
         """Return field lines for the upstream in which its parent is our call, not the caller's."""
-        kept = b"".join(
-            [line for line in lines.splitlines(True) if not line[:12].lower().startswith(b"traceparent:")]
-        )
-        return b"%btraceparent: 00-%032x-%016x-01\r\n" % (kept, self.trace_id, self.upstream_id)
+        return _onto(lines, self.trace_id, self.upstream_id)
+
+
+class SharedCall:
+    """One upstream call that answers several requests, as far as they are traced.
+
+    It belongs to the trace of the first of them and links to all.
+    """
+
+    __slots__ = ("_tell", "attributes", "begun", "members", "span_id", "title")
+
+    def __init__(
+        self, tell: Callable[[SharedCall, int, str], None], span_id: int, members: tuple[Trace, ...], begun: float
+    ) -> None:
+        self._tell = tell
+        self.span_id = span_id
+        self.members = members
+        self.begun = begun
+        """Monotonic seconds."""
+        self.title = ""
+        self.attributes: spans.Attributes = {}
+
+    @property
+    def trace_id(self) -> int:
+        """The trace that it belongs to."""
+        return self.members[0].trace_id
+
+    def onto(self, lines: bytes) -> bytes:
+        """Return field lines for the upstream in which its parent is this call."""
+        return _onto(lines, self.trace_id, self.span_id)
+
+    def over(self, calls: int, error: str) -> None:
+        """Tell its span; it took `calls` requests upstream. `error` says why nobody was answered, if nobody was."""
+        self._tell(self, calls, error)
 
 
 def exporter_for(config: TracingConfig) -> SpanExporter:
@@ -92,6 +143,7 @@ class Tracing:
             def generate_trace_id(self) -> int:
                 return ids.popleft()
 
+        self._set_clock()
         self._ratio = config.ratio
         self._rng = rng or random.SystemRandom()
         resource = Resource.create({"service.name": config.service_name, "service.version": __version__})
@@ -120,90 +172,153 @@ class Tracing:
             return None
         return Trace(int(found[1], 16), int(found[2], 16), ",".join(state), draw(64) or 1, draw(64) or 1)
 
-    def finish(self, trace: Trace, ticket: Ticket, obs: Observation, method: str, path: str) -> None:
-        """Tell the spans of a request that is over."""
-        from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    def share(self, batch: Batch, members: Sequence[MergeTurn], upstream: str, now: float) -> SharedCall | None:
+        """Note what goes upstream together. Returns the call that they share; None when none or one of them goes."""
+        tickets = [member.ticket for member in members]
+        traced = [ticket for ticket in tickets if ticket.trace is not None]
+        traces = tuple([ticket.trace for ticket in traced if ticket.trace is not None])
+        for trace in traces:
+            trace.let_go(batch.held_since, batch.closed_by)
+        if not traces or len(members) < 2:
+            return None
+        shared = SharedCall(self._tell_shared, self._rng.getrandbits(64) or 1, traces, now)
+        shared.title = spans.title(traced[0])
+        shared.attributes = {
+            **spans.model(traced[0], members[0].wire.name),
+            "trimtab.batch.requests": len(members),
+            **spans.batch(batch.items, batch.closed_by),
+            **spans.address(upstream),
+        }
+        for trace in traces:
+            trace.shared = shared
+        return shared
 
-        shift = time.time() - monotonic()
+    def finish(self, trace: Trace, ticket: Ticket, obs: Observation, incoming: Incoming, provider: str) -> None:
+        """Tell the spans of a request that is over; `provider` is the wire format that it spoke."""
+        from opentelemetry.trace import SpanKind
 
-        def ns(at: float) -> int:
-            return int((at + shift) * 1e9)
-
+        self._set_clock()
+        common = spans.common(ticket, obs, provider)
+        bad = obs.result in (Result.FAILED, Result.TIMEOUT) or ticket.code >= 500
+        error = (ticket.reason or str(ticket.code)) if bad else ""
+        about = spans.server(incoming.method, incoming.path, incoming.scheme)
         if trace.parent_id is None:
             self._ids.append(trace.trace_id)
-        self._ids.append(trace.request_id)
-        span = self._tracer.start_span(
-            f"{method} {ticket.route}", context=_parent(trace), kind=SpanKind.SERVER, start_time=ns(obs.arrival),
-            attributes={"http.request.method": method, "url.path": path, **_common(ticket, obs)},
+        span = self._begin(
+            spans.name(incoming.method, ticket), _caller(trace), obs.arrival, trace.request_id, SpanKind.SERVER,
+            {**about, **common, **spans.answer(ticket, obs)},
         )  # fmt: skip
         span.set_attribute("http.response.status_code", ticket.code)
-        inside = set_span_in_context(span)
-        bad = obs.result in (Result.FAILED, Result.TIMEOUT) or ticket.code >= 500
         if ticket.queued and ticket.job is not None:
-            self._ids.append(self._rng.getrandbits(64) or 1)
-            queue = self._tracer.start_span("queue", context=inside, start_time=ns(obs.arrival))
-            queue.set_attribute("trimtab.batch.size", obs.batch)
-            queue.end(ns(obs.done if obs.dispatched is None else obs.dispatched))
+            self._tell_wait(trace, span, obs)
         if obs.dispatched is not None:
-            self._ids.append(trace.upstream_id)
-            call = self._tracer.start_span(
-                _title(ticket), context=inside, kind=SpanKind.CLIENT, start_time=ns(obs.dispatched),
-                attributes={**_common(ticket, obs), **_address(obs.upstream)},
-            )  # fmt: skip
-            if obs.first_byte is not None:
-                call.add_event("first_token" if obs.streamed else "first_byte", timestamp=ns(obs.first_byte))
-            if bad:
-                call.set_status(Status(StatusCode.ERROR))
-            call.end(ns(max(obs.dispatched, obs.last_byte or obs.done)))
-        if bad:
-            span.set_attribute("error.type", ticket.reason or str(ticket.code))
+            self._tell_call(trace, span, ticket, obs, {**common, **spans.address(obs.upstream)}, error)
+        self._end(span, obs.done, error)
+
+    def _tell_wait(self, trace: Trace, inside: Span, obs: Observation) -> None:
+        """Tell the time in the queue, and the part of it that was the window's."""
+        about = spans.batch(obs.batch, trace.closed_by)
+        queue = self._begin("queue", _within(inside), obs.arrival, attributes=about)
+        end = obs.done if obs.dispatched is None else obs.dispatched
+        since = trace.held_since
+        if since is not None:
+            self._end(self._begin("window", _within(queue), max(since, obs.arrival), attributes=about), end)
+        self._end(queue, end)
+
+    def _tell_call(
+        self, trace: Trace, inside: Span, ticket: Ticket, obs: Observation, about: spans.Attributes, error: str
+    ) -> None:
+        """Tell the upstream call, or the part in one that was shared, and the time to its first token."""
+        from opentelemetry.trace import Link, SpanKind
+
+        assert obs.dispatched is not None
+        shared = trace.shared
+        call = self._begin(
+            spans.title(ticket), _within(inside), obs.dispatched, trace.upstream_id,
+            SpanKind.CLIENT if shared is None else SpanKind.INTERNAL, {**about, **spans.answer(ticket, obs)},
+            () if shared is None else (Link(_context(shared.trace_id, shared.span_id)),),
+        )  # fmt: skip
+        if obs.first_byte is not None and obs.streamed:
+            self._end(self._begin("first_token", _within(call), obs.dispatched), obs.first_byte)
+        elif obs.first_byte is not None:
+            call.add_event("first_byte", timestamp=self._ns(obs.first_byte))
+        self._end(call, max(obs.dispatched, obs.last_byte or obs.done), error)
+
+    def _tell_shared(self, shared: SharedCall, calls: int, error: str) -> None:
+        from opentelemetry.trace import Link, SpanKind
+
+        self._set_clock()
+        lead = shared.members[0]
+        call = self._begin(
+            shared.title, _within(_remote(_context(lead.trace_id, lead.upstream_id))), shared.begun, shared.span_id,
+            SpanKind.CLIENT, {**shared.attributes, "trimtab.batch.calls": calls},
+            [Link(_context(trace.trace_id, trace.upstream_id)) for trace in shared.members],
+        )  # fmt: skip
+        self._end(call, monotonic(), error)
+
+    def _begin(
+        self, name: str, parent: Context, at: float, span_id: int = 0, kind: SpanKind | None = None,
+        attributes: spans.Attributes | None = None, links: Sequence[Link] = (),
+    ) -> Span:  # fmt: skip
+        """Start a span at a monotonic time; the caller must end it. Its id is drawn where none is given."""
+        from opentelemetry.trace import SpanKind
+
+        self._ids.append(span_id or self._rng.getrandbits(64) or 1)
+        return self._tracer.start_span(
+            name, context=parent, kind=kind or SpanKind.INTERNAL, attributes=attributes, links=links,
+            start_time=self._ns(at),
+        )  # fmt: skip
+
+    def _end(self, span: Span, at: float, error: str = "") -> None:
+        from opentelemetry.trace import Status, StatusCode
+
+        if error:
+            span.set_attribute("error.type", error)
             span.set_status(Status(StatusCode.ERROR))
-        span.end(ns(obs.done))
+        span.end(self._ns(at))
+
+    def _set_clock(self) -> None:
+        """Follow the wall clock, which may be set while we run; the spans of one request must fit each other."""
+        self._shift_ns = time.time_ns() - time.monotonic_ns()
+
+    def _ns(self, at: float) -> int:
+        """Return a monotonic time as nanoseconds of the wall clock."""
+        return int(at * 1e9) + self._shift_ns
 
     def close(self) -> None:
         """Send what is left. Blocks for as long as that takes, at most some seconds."""
         self._provider.shutdown()
 
 
-def _parent(trace: Trace) -> Any:
+def _onto(lines: bytes, trace_id: int, span_id: int) -> bytes:
+    kept = b"".join([line for line in lines.splitlines(True) if not line[:12].lower().startswith(b"traceparent:")])
+    return b"%btraceparent: 00-%032x-%016x-01\r\n" % (kept, trace_id, span_id)
+
+
+def _context(trace_id: int, span_id: int, state: str = "") -> SpanContext:
+    from opentelemetry.trace import SpanContext, TraceFlags, TraceState
+
+    found = TraceState.from_header([state]) if state else TraceState()
+    return SpanContext(trace_id, span_id, True, TraceFlags(TraceFlags.SAMPLED), found)
+
+
+def _remote(context: SpanContext) -> Span:
+    from opentelemetry.trace import NonRecordingSpan
+
+    return NonRecordingSpan(context)
+
+
+def _within(span: Span) -> Context:
     from opentelemetry.context import Context
-    from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState, set_span_in_context
+    from opentelemetry.trace import set_span_in_context
+
+    return set_span_in_context(span, Context())
+
+
+def _caller(trace: Trace) -> Context:
+    """Return where a request's span belongs: under the caller's, or nowhere."""
+    from opentelemetry.context import Context
 
     if trace.parent_id is None:
         return Context()
-    state = TraceState.from_header([trace.state]) if trace.state else TraceState()
-    caller = SpanContext(trace.trace_id, trace.parent_id, True, TraceFlags(TraceFlags.SAMPLED), state)
-    return set_span_in_context(NonRecordingSpan(caller))
-
-
-def _title(ticket: Ticket) -> str:
-    """Return `{operation} {model}`, as the conventions name such spans."""
-    model = ticket.call.model if ticket.call is not None else ""
-    return f"{_OPERATIONS.get(ticket.route, ticket.route)} {model}".rstrip()
-
-
-def _common(ticket: Ticket, obs: Observation) -> dict[str, str | int | float]:
-    found: dict[str, str | int | float | None] = {
-        "gen_ai.operation.name": _OPERATIONS.get(ticket.route),
-        "gen_ai.usage.input_tokens": obs.prompt_tokens or None,
-        "gen_ai.usage.output_tokens": obs.output_tokens or None,
-        "trimtab.request.id": ticket.id,
-        "trimtab.pool": obs.pool or None,
-        "trimtab.class": obs.klass,
-        "trimtab.outcome": obs.result.value,
-        "trimtab.reason": ticket.reason or None,
-    }
-    if ticket.call is not None:
-        found["gen_ai.request.model"] = ticket.call.model or None
-        found["gen_ai.request.max_tokens"] = ticket.call.max_tokens
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _address(url: str) -> dict[str, str | int]:
-    parts = urlsplit(url)
-    found: dict[str, str | int] = {}
-    if parts.hostname:
-        found["server.address"] = parts.hostname
-    if parts.port:
-        found["server.port"] = parts.port
-    return found
+    return _within(_remote(_context(trace.trace_id, trace.parent_id, trace.state)))

@@ -83,7 +83,17 @@ def build() -> d.Dashboard:
             "none",
             Q(by_pool("trimtab_inflight"), "{{pool}} items"),
             Q(by_pool("trimtab_inflight_calls"), "{{pool}} calls"),
-            width=12,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Held by the window",
+            "How long the batching window alone held calls back, of those that it held, against the knob.",
+            "s",
+            Q(quantile(0.5, "trimtab_window_wait_seconds", "pool"), "{{pool}} p50"),
+            Q(quantile(0.95, "trimtab_window_wait_seconds", "pool"), "{{pool}} p95"),
+            Q(by_pool("trimtab_setpoint_window_seconds"), "{{pool}} knob"),
+            dashed="knob$",
         )
     )
     board.with_panel(
@@ -96,7 +106,6 @@ def build() -> d.Dashboard:
                 ' / sum by (pool) (rate(trimtab_requests_total{pool=~"$pool"}[$__rate_interval]))',
                 "{{pool}}",
             ),
-            width=12,
             at_least=0.1,
         )
     )

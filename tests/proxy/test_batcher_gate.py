@@ -110,6 +110,18 @@ def test_window_holds_the_first_so_that_the_policy_can_reorder() -> None:
     assert {s.closed_by for s in g.gone} == {ClosedBy.WINDOW}
 
 
+def test_a_gate_knows_since_when_only_the_window_has_held_somebody() -> None:
+    g = Gate(size=2, window_ms=5.0)
+    began = g.clock.now()
+    g.offer()
+    assert g.gate.held_since == began
+    g.clock.advance(0.005)
+    assert len(g.gone) == 1
+    g.offer()
+    g.offer()
+    assert g.gate.held_since is None, "it is full, and that is no matter of the window"
+
+
 def test_as_many_as_fit_do_not_wait_for_the_window() -> None:
     g = Gate(size=3, window_ms=1000.0)
     for _ in range(3):

@@ -100,6 +100,34 @@ def test_the_window_starts_at_the_first_waiting_item() -> None:
     assert m.sent[0].closed_by is ClosedBy.WINDOW
 
 
+def test_a_batch_knows_since_when_only_the_window_has_held_it() -> None:
+    m = Merger(size=2, window_ms=5.0)
+    began = m.clock.now()
+    m.offer()
+    m.clock.advance(0.002)
+    m.offer()
+    assert m.sent[0].held_since == began
+    m.offer()
+    m.clock.advance(0.020)
+    assert len(m.sent) == 1, "the upstream is busy, and that is no matter of the window"
+    m.answer()
+    assert m.sent[1].held_since is None
+
+
+def test_who_waits_for_a_busy_upstream_is_held_by_the_window_only_once_that_is_free() -> None:
+    m = Merger(size=4, window_ms=5.0)
+    began = m.clock.now()
+    m.offer("a")
+    m.clock.advance(0.003)
+    m.offer("b")
+    m.clock.advance(0.002)
+    m.answer()
+    free = m.clock.now()
+    m.clock.advance(0.003)
+    assert [batch.members[0].key for batch in m.sent] == ["a", "b"]
+    assert [batch.held_since for batch in m.sent] == [began, free]
+
+
 def test_a_full_batch_goes_at_once() -> None:
     m = Merger(size=4, window_ms=1000.0)
     for _ in range(4):

@@ -31,6 +31,7 @@ class Counts:
         self.finished: list[tuple[Observation, str, int]] = []
         self.sheds: list[tuple[str, str]] = []
         self.batches: list[tuple[int, str]] = []
+        self.windows: list[float] = []
         self.retries = 0
         self.fallbacks: list[tuple[str, str, str]] = []
 
@@ -42,6 +43,9 @@ class Counts:
 
     def batch_dispatched(self, pool: str, size: int, closed_by: str) -> None:
         self.batches.append((size, str(closed_by)))
+
+    def window_waited(self, pool: str, seconds: float) -> None:
+        self.windows.append(seconds)
 
     def retried(self, pool: str) -> None:
         self.retries += 1
