@@ -222,6 +222,10 @@ class PoolController(SteeredPool):
         """Multiply everything the models believe, for drills: shows that a wrong belief heals."""
         self._upstream.scale(factor)
 
+    def quantiles(self, now: float) -> dict[str, Any]:
+        """Return every latency's live quantiles with n and interval, JSON-ready; a part of `snapshot`."""
+        return self._window.quantiles(now)
+
     def snapshot(self, now: float) -> dict[str, Any]:
         """Return the whole state, JSON-ready: live quantiles with n and interval, counts, attainment, law, model."""
         counts = self._window.counts(now)

@@ -15,6 +15,7 @@ from controller.loop import PoolController
 from controller.observation import Observation
 from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
+from proxy.admin.history import History
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
 from proxy.clock import Clock, LoopClock
@@ -50,6 +51,7 @@ class Steering(ABC):
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
         self.expiry = Expiry(clock, lambda: self.pools, self.decided)
         self.agenda = Agenda(clock, lambda: self.pools, self.decided, self.expiry)
+        self.history = History(clock, lambda: self.pools, self.agenda.wall)
         self.admin = AdminServer(self, config.admin)
 
     @property
@@ -92,6 +94,7 @@ class Steering(ABC):
         plans = self.keeper.plans()
         self.expiry.restore(plans.get("expiring", ()), self.agenda.wall())
         self.agenda.restore(plans.get("planned", ()))
+        self.history.start()
         await self.admin.start(admin)
         self.keeper.start(lambda: {"expiring": self.expiry.dump(self.agenda.wall()), "planned": self.agenda.dump()})
 
@@ -99,6 +102,7 @@ class Steering(ABC):
         """Save for the last time and stop answering."""
         await self.keeper.stop()
         self.agenda.stop()
+        self.history.stop()
         if self._journal is not None:
             self._journal.close()
         self.expiry.stop()

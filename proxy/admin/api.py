@@ -12,7 +12,7 @@ from proxy.admin.expiry import undo_of
 from proxy.admin.operator import PoolView
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import actor_of, integer, moment, read_body, require_match, seconds
-from proxy.admin.schemas import DecisionsOut, DrainIn, PlanOut, PlansOut, PoolsOut, RollbackIn
+from proxy.admin.schemas import DecisionsOut, DrainIn, HistoryOut, PlanOut, PlansOut, PoolsOut, RollbackIn
 from proxy.admin.views import etag, laws, plans_etag, pool_summary, restored_slo, show_decision
 
 __all__ = ["MAX_DECISIONS", "PoolsApi"]
@@ -115,6 +115,10 @@ class PoolsApi(Group):
         found = log.latest(limit) if since < 0 else log.since(since)[:limit]
         last = max((decision.id for decision in found), default=max(since, 0))
         return answer(DecisionsOut(decisions=[show_decision(decision) for decision in found], last_id=last))
+
+    async def get_history(self, request: web.Request) -> web.Response:
+        """Return the last ten minutes of one pool."""
+        return answer(HistoryOut(**self.operator.history.columns(self.pool(request).name)))
 
     async def list_plans(self, request: web.Request) -> web.Response:
         """Return the changes to come, in all pools."""

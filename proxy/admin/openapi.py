@@ -127,6 +127,10 @@ OPERATIONS = (
         ),
         problems=(404, 422),
     ),
+    Operation(
+        "GET", f"{_POOL}/history", "get_history", "The last ten minutes: latencies, promise, knobs and load.",
+        schemas.HistoryOut, problems=(404,),
+    ),
     Operation("GET", "/admin/v1/laws", "list_laws", "Every law, and what each can be told.", schemas.LawsOut),
     Operation("GET", "/admin/v1/plans", "list_plans", "The changes to come, in all pools.", schemas.PlansOut),
     Operation("DELETE", "/admin/v1/plans/{plan}", "delete_plan", "Forget a change to come.", schemas.PlansOut,

@@ -16,6 +16,7 @@ from proxy.metrics import Metrics
 if TYPE_CHECKING:
     from proxy.admin.agenda import Agenda
     from proxy.admin.expiry import Expiry
+    from proxy.admin.history import History
 
 __all__ = ["Operator", "PoolView", "Reloaded"]
 
@@ -104,6 +105,11 @@ class Operator(Protocol):
     @property
     def expiry(self) -> Expiry:
         """The changes that will be taken back."""
+        ...
+
+    @property
+    def history(self) -> History:
+        """The last minutes of every pool."""
         ...
 
     def decided(self, pool: PoolView, decision: Decision) -> None:

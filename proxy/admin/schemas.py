@@ -19,6 +19,7 @@ __all__ = [
     "FiguresOut",
     "FreezeIn",
     "Health",
+    "HistoryOut",
     "LawIn",
     "LawOut",
     "LawsOut",
@@ -263,6 +264,23 @@ class DecisionsOut(_Out):
 
     decisions: list[DecisionOut]
     last_id: int = Field(description="Give it as `since` to see only what is newer.")
+
+
+class HistoryOut(_Out):
+    """The last minutes of a pool, oldest first: columns of equal length, a point every `every_s` seconds."""
+
+    now: float = Field(description="Unix seconds of this answer, by the same clock as `at`.")
+    every_s: float = Field(description="Seconds between two points.")
+    at: list[float] = Field(description="Unix seconds.")
+    max_batch_size: list[int] = Field(description="The batch size knob.")
+    window_ms: list[float] = Field(description="The batching window knob.")
+    queued: list[int] = Field(description="Requests waiting (items, where the proxy makes the batches).")
+    inflight: list[int] = Field(description="Items or sequences at the upstreams.")
+    target_ms: dict[str, list[float | None]] = Field(description="What was promised, by latency; null: nothing.")
+    p50_ms: dict[str, list[float | None]] = Field(
+        description="Median of the minute before, by latency; null: no requests."
+    )
+    p99_ms: dict[str, list[float | None]] = Field(description="99th percentile of the same.")
 
 
 class AuditOut(_Out):

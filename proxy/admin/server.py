@@ -8,6 +8,8 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import LineTooLong
+from aiohttp.web_protocol import RequestHandler
 
 from proxy.admin.api import PoolsApi
 from proxy.admin.auth import guard
@@ -16,6 +18,7 @@ from proxy.admin.openapi import OPERATIONS, document
 from proxy.admin.operator import Operator
 from proxy.admin.pages import add_console
 from proxy.admin.problem import ApiError, problem_response
+from proxy.admin.requests import actor_of
 from proxy.admin.system import SystemApi
 from proxy.admin.trials import TrialsApi
 from proxy.config.model import AdminConfig
@@ -26,6 +29,8 @@ __all__ = ["GROUPS", "AdminServer", "make_app"]
 GROUPS = (PoolsApi, TrialsApi, SystemApi, EventsApi)
 """Who implements the operations."""
 
+_MAX_LINE = 8190
+"""Bytes of a line of a request's head that aiohttp reads at most."""
 _LOG = logging.getLogger("trimtab.admin")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -39,6 +44,8 @@ def make_app(operator: Operator, config: AdminConfig) -> web.Application:
         """Check the caller, and word every failure the same way."""
         try:
             check(request)
+            if request.match_info.http_exception is None:
+                actor_of(request)  # a name that cannot be written down is refused whether or not anything changes
             return await handler(request)
         except ApiError as error:
             return problem_response(error)
@@ -79,7 +86,7 @@ class AdminServer:
         app = make_app(operator, config)
         self.tls = None if config.tls is None else server_context(config.tls)
         """What connections are secured with; None for plain http."""
-        self._runner = web.AppRunner(app, access_log=None, logger=_wire_log(), shutdown_timeout=1.0)
+        self._runner = _Runner(app, access_log=None, logger=_wire_log(), shutdown_timeout=1.0)
 
     async def start(self, sock: socket.socket) -> None:
         """Begin to answer."""
@@ -89,6 +96,44 @@ class AdminServer:
     async def stop(self) -> None:
         """Stop listening and close every connection."""
         await self._runner.cleanup()
+
+
+class _Protocol(RequestHandler):
+    """A connection on which what cannot be read is answered with a problem document, too."""
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Answer a request that could not be parsed, and close the connection."""
+        if request.writer.output_size > 0:
+            raise ConnectionError("an answer has begun and cannot be taken back")
+        if isinstance(exc, LineTooLong):
+            detail = f"A line of the request's head is longer than {_MAX_LINE} bytes."
+        else:
+            first = (message or "").strip().partition("\n")[0].rstrip(":. ")
+            detail = f"The request is not HTTP/1.1: {first[:200] or 'it cannot be parsed'}."
+        answer = problem_response(ApiError(status, detail))
+        answer.force_close()
+        return answer
+
+
+class _Server(web.Server):
+    """Makes our protocols."""
+
+    def __call__(self) -> RequestHandler:
+        return _Protocol(self, loop=self._loop, **self._kwargs)
+
+
+class _Runner(web.AppRunner):
+    """Runs an application on connections of ours."""
+
+    async def _make_server(self) -> web.Server:
+        made = await super()._make_server()
+        return _Server(made.request_handler, request_factory=made.request_factory, **made._kwargs)
 
 
 def _wire_log() -> logging.Logger:

@@ -1,8 +1,11 @@
-// A chart over time: lines that break where nothing is known, ticks in round numbers, marks, and a readout at the pointer.
+// A chart over time: lines that break where nothing is known, ticks in round numbers, marks, and a readout at the pointer
+// or, for hands that have none, at the arrow keys. To a screen reader it is a slider over the moments it shows.
 
 const SVG = "http://www.w3.org/2000/svg";
 const WIDE = 1000, HIGH = 1000; // the picture's own units; the page stretches them
 const GAP_MS = 5000; // a longer silence is drawn as a gap
+
+const STEPS = { ArrowLeft: -0.02, ArrowDown: -0.02, ArrowRight: 0.02, ArrowUp: 0.02, PageDown: -0.1, PageUp: 0.1, Home: -1, End: 1 };
 
 const clock = (at) => new Date(at).toLocaleTimeString([], { hour12: false });
 
@@ -20,10 +23,24 @@ export class Chart {
     Object.assign(this, { box, count, format, span, cursor: null });
     box.addEventListener("pointermove", (event) => {
       const { left, width } = box.getBoundingClientRect();
-      this.cursor = Math.min(1, Math.max(0, (event.clientX - left) / width));
-      this.paint();
+      this.move((event.clientX - left) / width);
     });
-    box.addEventListener("pointerleave", () => { this.cursor = null; this.paint(); });
+    const leave = () => { this.cursor = null; this.paint(); };
+    box.addEventListener("pointerleave", leave);
+    box.addEventListener("blur", leave);
+    box.addEventListener("focus", () => this.move(1));
+    box.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") leave();
+      else if (event.key in STEPS) {
+        event.preventDefault();
+        this.move((this.cursor ?? 1) + STEPS[event.key]);
+      }
+    });
+  }
+
+  move(share) {
+    this.cursor = Math.min(1, Math.max(0, share));
+    this.paint();
   }
 
   show(at, lines, { breach = null, marks = [] } = {}) {
@@ -49,12 +66,16 @@ export class Chart {
       ...rungs.map((rung) => ["y", this.format(rung), { top: `${y(rung) / 10}%` }]),
       ...[0.1, 0.5, 0.9].map((share) => ["x", clock(end - (1 - share) * span), { left: `${100 * share}%` }]),
     ];
+    let told = this.readout(at.length - 1);
     if (this.cursor !== null) {
       const time = end - (1 - this.cursor) * span;
       const index = at.findLastIndex((one) => one <= time);
       paths.push(["cursor", `M${WIDE * this.cursor},0V${HIGH}`]);
-      if (index >= 0) labels.push(["readout", this.readout(index), {}]);
+      told = index >= 0 ? this.readout(index) : `${clock(time)} · nothing known`;
+      labels.push(["readout", told, {}]);
     }
+    this.box.setAttribute("aria-valuenow", Math.round(100 * (this.cursor ?? 1)));
+    this.box.setAttribute("aria-valuetext", told);
     this.put(paths, labels);
   }
 

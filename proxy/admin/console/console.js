@@ -15,7 +15,8 @@ const WORDS = {
 const PENDING = { slo: "The promise goes", setpoints: "The knobs go", law: "The law goes", freeze: "The freeze goes" };
 const $ = (id) => document.getElementById(id);
 
-const state = { pool: "", shown: "", history: new Map(), detail: null, lastEvent: null, dirty: new Set(), marks: [] };
+const state = { pool: "", shown: "", history: new Map(), detail: null, lastEvent: null, dirty: new Set(), marks: [],
+  skew: 0 /* ms from the proxy's clock to ours */ };
 const latencyChart = new Chart($("latency"), { count: 4, span: KEPT_MS, format: (value) => ms(value) });
 const knobsChart = new Chart($("knobs"), { count: 2, span: KEPT_MS, format: (value) => String(Number(value.toPrecision(3))) });
 
@@ -96,6 +97,7 @@ async function listen() {
       if (!answer.ok) throw new Error(String(answer.status));
       online(true);
       wait = 500;
+      if (state.pool) seed(state.pool).catch((problem) => say(problem.message));
       await read(answer.body.getReader());
     } catch (problem) {
       // The connection broke; what follows says so and tries again.
@@ -117,6 +119,25 @@ async function read(reader) {
     text = events.pop();
     for (const event of events) dispatch(event);
   }
+}
+
+// What the proxy saw before this page was open, or while the connection was lost: told by its clock, drawn by ours.
+async function seed(name) {
+  const found = await call("GET", `/admin/v1/pools/${encodeURIComponent(name)}/history`);
+  state.skew = Date.now() - 1000 * found.now;
+  const own = state.history.get(name) || [];
+  const told = found.at.map((at, index) => ({
+    heard: 1000 * at + state.skew,
+    slo: Object.fromEntries(Object.entries(found.target_ms).map(([latency, values]) => [`${latency}_ms`, values[index]])),
+    quantiles: Object.fromEntries(Object.keys(LATENCIES).map((latency) => [latency,
+      { p50: { value_ms: found.p50_ms[latency][index] }, p99: { value_ms: found.p99_ms[latency][index] } }])),
+    setpoints: { max_batch_size: found.max_batch_size[index], window_ms: found.window_ms[index] },
+    inflight: found.inflight[index],
+  })).filter((point) => point.heard > Date.now() - KEPT_MS && (!own.length || point.heard < own[own.length - 1].heard));
+  if (!told.length) return;
+  const [first, last] = [told[0].heard, told[told.length - 1].heard];
+  state.history.set(name, [...own.filter((one) => one.heard < first), ...told, ...own.filter((one) => one.heard > last)]);
+  draw();
 }
 
 function dispatch(text) {
@@ -166,6 +187,7 @@ function choose(name) {
     .then((found) => found.decisions.reverse().forEach((decision) => addDecision(decision, false)))
     .then(refresh)
     .catch((problem) => say(problem.message));
+  seed(name).catch((problem) => say(problem.message));
 }
 
 async function refresh() {
@@ -194,18 +216,19 @@ function draw() {
         onchange: () => { state.shown = name; draw(); } }), ` ${LATENCIES[name]}`)));
   }
   const at = history.map((pool) => pool.heard);
+  const marks = state.marks.map((mark) => mark + state.skew);
   const pick = (name, label, of) => ({ name, label, values: history.map(of) });
   const quantile = (q) => (pool) => pool.quantiles?.[state.shown]?.[q]?.value_ms ?? null;
   const target = { ...pick("target", "target", (pool) => pool.slo[`${state.shown}_ms`]), step: true };
   latencyChart.show(at, [target, pick("p50", "P50", quantile("p50")), pick("p99", "P99", quantile("p99"))],
-    { breach: ["p99", "target"], marks: state.marks });
+    { breach: ["p99", "target"], marks });
   const found = now.quantiles?.[state.shown];
   $("latency-text").textContent = found?.n
     ? `${LATENCIES[state.shown]}: P99 ${ms(found.p99.value_ms)}, P50 ${ms(found.p50.value_ms)}, `
       + `target ${ms(now.slo[`${state.shown}_ms`])}, over ${found.n} requests of the last minute.`
     : `${LATENCIES[state.shown]}: no requests in the last minute.`;
   const batch = { ...pick("batch", "batch size", (pool) => pool.setpoints.max_batch_size), step: true };
-  knobsChart.show(at, [pick("inflight", "in flight", (pool) => pool.inflight), batch], { marks: state.marks });
+  knobsChart.show(at, [pick("inflight", "in flight", (pool) => pool.inflight), batch], { marks });
   $("knobs-text").textContent = `Batch size ${now.setpoints.max_batch_size}, window ${ms(now.setpoints.window_ms)}, `
     + `turned by ${now.law}. ${now.queued} waiting, ${now.inflight} in flight.`;
 }

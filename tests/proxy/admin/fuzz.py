@@ -25,16 +25,30 @@ CHECKS = (
     "negative_data_rejection,unsupported_method,response_headers_conformance"
 )
 CONFIG = """
+[dictionaries]
+pool = {{values = ["chat", "spare"]}}
+plan = {{values = [1, 2, 3, 4, 5]}}
+law = {{values = ["aimd", "bandit", "deadline", "fixed", "gradient", "step"]}}
+upstream = {{values = ["{upstream}"]}}
+
+[parameters]
+"path.pool" = {{dictionary = "pool", probability = 0.9}}
+"path.plan" = {{dictionary = "plan", probability = 0.7}}
+"body.law" = {{dictionary = "law", probability = 0.7}}
+"body.upstream" = {{dictionary = "upstream", probability = 0.7}}
+
 [checks]
 negative_data_rejection.expected-statuses = [
   "400", "401", "403", "404", "405", "406", "409", "411", "412", "413", "415", "422",
 ]
 
 [[operations]]
-include-path = "/admin/v1/pools/{pool}/what-if"
+include-path = "/admin/v1/pools/{{pool}}/what-if"
 checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]
 """
-"""412 refuses, too: whoever read an older state is told that first. A simulation that would take too long on a busy
+"""Names that exist are drawn most of the time: what is refused at the door tries nothing behind it.
+
+412 refuses, too: whoever read an older state is told that first. A simulation that would take too long on a busy
 machine is given up with a documented 503."""
 ENDLESS = "/admin/v1/events"
 """A stream that goes on until its reader leaves; `tests/proxy/admin/test_events.py` reads it."""
@@ -53,7 +67,7 @@ async def fuzz(schemathesis: str, seconds: float, seed: int) -> int:
     async with AsyncExitStack() as stack, MockUpstream() as upstream:
         with tempfile.TemporaryDirectory() as folder:
             config = Path(folder) / "schemathesis.toml"
-            config.write_text(CONFIG)
+            config.write_text(CONFIG.format(upstream=upstream.url))
             rig = Rig(
                 stack,
                 {

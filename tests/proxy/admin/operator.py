@@ -11,6 +11,7 @@ from controller.loop import PoolController
 from controller.observation import Observation
 from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
+from proxy.admin.history import History
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config, PoolConfig
@@ -90,6 +91,7 @@ class FakeOperator:
         self.agenda = Agenda(
             self.clock, lambda: self.pools, self.decided, self.expiry, lambda: 1e9 + self.clock.now()
         )
+        self.history = History(self.clock, lambda: self.pools, self.agenda.wall)
         self.observations: dict[str, list[Observation]] = {}
         self.audited: list[dict[str, Any]] = []
         self.reasons: list[str] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -9,9 +10,13 @@ import pytest
 from aiohttp.test_utils import TestClient
 
 from controller.load import Load
+from controller.observation import Observation, Result
 from controller.slo import SLO
 from proxy.admin.operator import Reloaded
+from proxy.admin.server import AdminServer
 from proxy.config.errors import ConfigError, Problem
+from proxy.config.model import AdminConfig
+from proxy.sockets import bind
 from tests.proxy.admin.operator import FakeOperator
 
 CHAT = "/admin/v1/pools/chat"
@@ -198,6 +203,75 @@ async def test_lost_updates_are_refused(api: TestClient) -> None:
 
 async def test_actor_must_be_printable(api: TestClient) -> None:
     await problem(api, "PATCH", f"{CHAT}/slo", 422, json={"ttft_ms": 5}, headers={"X-Trimtab-Actor": "a b"})
+
+
+async def test_actor_is_checked_even_where_nothing_changes(api: TestClient) -> None:
+    async with api.patch("/admin/v1/pools/chat/setpoints", json={}, headers={"X-Trimtab-Actor": "`ICl"}) as answer:
+        assert answer.status == 422
+        assert "X-Trimtab-Actor" in (await answer.json())["detail"]
+
+
+async def test_history_is_kept_for_ten_minutes(api: TestClient, operator: FakeOperator) -> None:
+    operator.history.start()
+    operator.clock.advance(100.0)
+    operator.pools["chat"].controller.pin({"max_batch_size": 3}, operator.clock.now(), "admin:ann")
+    operator.clock.advance(700.0)
+    async with api.get("/admin/v1/pools/chat/history") as answer:
+        assert answer.status == 200
+        found = await answer.json()
+    assert found["now"] - found["at"][0] == pytest.approx(600.0, abs=found["every_s"])
+    assert found["now"] - found["at"][-1] < found["every_s"]
+    assert set(found["max_batch_size"]) == {3}
+    assert found["target_ms"]["ttft"][0] == 500.0
+    assert found["target_ms"]["tpot"][0] is None
+    sizes = {len(found[key]) for key in ("at", "max_batch_size", "window_ms", "queued", "inflight")}
+    sizes |= {len(column) for key in ("target_ms", "p50_ms", "p99_ms") for column in found[key].values()}
+    assert sizes == {300}
+
+
+async def test_history_knows_what_requests_took(api: TestClient, operator: FakeOperator) -> None:
+    now = operator.clock.now()
+    operator.pools["chat"].controller.observe(Observation("chat", now - 0.25, now, Result.OK, 0, now - 0.2))
+    operator.history.start()
+    async with api.get("/admin/v1/pools/chat/history") as answer:
+        found = await answer.json()
+    assert found["p99_ms"]["e2e"] == [pytest.approx(250.0, rel=0.02)]
+    assert found["p99_ms"]["ttft"] == [None]
+
+
+async def test_history_of_a_pool_that_is_gone_is_forgotten(operator: FakeOperator) -> None:
+    operator.history.start()
+    del operator.pools["embed"]
+    operator.clock.advance(3.0)
+    assert operator.history.columns("embed")["at"] == []
+    operator.history.stop()
+    operator.clock.advance(100.0)
+    assert len(operator.history.columns("chat")["at"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "detail"),
+    [
+        (b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: a\r\n\r\n", "longer than 8190 bytes"),
+        (b"GET / HTTP/1.1\r\nHost: a\r\nX-Y: " + b"x" * 9000 + b"\r\n\r\n", "longer than 8190 bytes"),
+        (b"nonsense\r\n\r\n", "The request is not HTTP/1.1"),
+    ],
+)
+async def test_what_cannot_be_read_is_a_problem_too(operator: FakeOperator, head: bytes, detail: str) -> None:
+    server = AdminServer(operator, AdminConfig(port=0))
+    sock = bind("127.0.0.1", 0, key="admin", flag="--admin-port")
+    await server.start(sock)
+    try:
+        reader, writer = await asyncio.open_connection(*sock.getsockname())
+        writer.write(head)
+        answer = (await reader.read()).decode()
+        writer.close()
+    finally:
+        await server.stop()
+    fields, _, body = answer.partition("\r\n\r\n")
+    assert " 400 " in fields.splitlines()[0]
+    assert "application/problem+json" in fields
+    assert detail in json.loads(body)["detail"]
 
 
 async def test_config_is_shown_without_secrets(api: TestClient) -> None:

@@ -104,6 +104,24 @@ class TestInBrowser:
         await browser.says("#link", "live")
         await browser.says("#decisions", "admin:meanwhile")
 
+    async def test_the_chart_shows_what_was_before_the_page_was_opened(self, browser: Browser) -> None:
+        await browser.says("#link", "live")
+        operator = browser.operator
+        operator.history.start()
+        operator.clock.advance(200.0)
+        operator.pools["chat"].controller.pin({"max_batch_size": 3}, operator.clock.now(), "admin:ann")
+        operator.clock.advance(200.0)
+        await browser.page.reload()
+        await browser.says("#link", "live")
+        await browser.page.wait_for_function(
+            "document.querySelector('#knobs .batch').getAttribute('d').length > 2000"
+        )
+        await browser.page.focus("#knobs")
+        said = [await browser.page.get_attribute("#knobs", "aria-valuetext")]
+        await browser.page.keyboard.press("Home")
+        said.append(await browser.page.get_attribute("#knobs", "aria-valuetext"))
+        assert ["batch size 3" in said[0], "batch size 8" in said[1]] == [True, True], said
+
     async def test_works_by_keyboard_alone(self, browser: Browser) -> None:
         await browser.says("#promise", "500 ms")
         await browser.page.focus("#slo-ttft")
