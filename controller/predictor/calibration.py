@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from itertools import islice
+from struct import Struct
 from typing import Any, NamedTuple
 
 __all__ = ["Calibration", "Outcome", "kendall_tau", "pinball"]
@@ -62,7 +63,8 @@ class _Rolling:
     __slots__ = ("boosted", "ring", "seen", "sums", "tau", "tau_at")
 
     def __init__(self, window: int) -> None:
-        self.ring: deque[tuple[Outcome, tuple[float, ...], bool]] = deque(maxlen=window)
+        self.ring: deque[bytes] = deque(maxlen=window)
+        """Packed, so that the collector has nothing to walk here: p50, actual, whether boosted, the terms."""
         self.sums = [0.0] * len(_SUMS)
         self.boosted = 0
         """Outcomes that the learned model took part in."""
@@ -71,25 +73,24 @@ class _Rolling:
         self.tau_at = 0
         """How many had been seen when `tau` was computed."""
 
-    def add(self, outcome: Outcome, terms: tuple[float, ...]) -> None:
+    def add(self, packed: bytes) -> None:
         self.seen += 1
-        sums = self.sums
         if len(self.ring) == self.ring.maxlen:
-            _, old, shadowed = self.ring[0]
-            self.boosted -= shadowed
-            for place, term in enumerate(old):
-                sums[place] -= term
-        shadow = outcome.boosted50 is not None
-        self.boosted += shadow
-        self.ring.append((outcome, terms, shadow))
-        for place, term in enumerate(terms):
-            sums[place] += term
+            self._count(self.ring[0], -1)
+        self.ring.append(packed)
+        self._count(packed, 1)
 
     def rank(self) -> None:
         """Bring `tau` up to date."""
-        newest = list(islice(reversed(self.ring), _RANKED))
-        self.tau = kendall_tau([o.p50 for o, _, _ in newest], [o.actual for o, _, _ in newest])
+        newest = [_PAIR.unpack_from(packed) for packed in islice(reversed(self.ring), _RANKED)]
+        self.tau = kendall_tau([p50 for p50, _ in newest], [actual for _, actual in newest])
         self.tau_at = self.seen
+
+    def _count(self, packed: bytes, sign: int) -> None:
+        _, _, shadow, *terms = _ROW.unpack(packed)
+        self.boosted += sign * shadow
+        for place, term in enumerate(terms):
+            self.sums[place] += sign * term
 
 
 class Calibration:
@@ -107,7 +108,7 @@ class Calibration:
 
     def observe(self, model: str, outcome: Outcome) -> None:
         """Take in one outcome."""
-        terms = _terms(outcome)
+        packed = _ROW.pack(outcome.p50, outcome.actual, outcome.boosted50 is not None, *_terms(outcome))
         for name in (model, ""):
             rolling = self._rolling.get(name)
             if rolling is None:
@@ -116,7 +117,7 @@ class Calibration:
                     del self._rolling[next(name for name in self._rolling if name)]
             else:
                 self._rolling.move_to_end(name)
-            rolling.add(outcome, terms)
+            rolling.add(packed)
 
     def refresh(self) -> None:
         """Bring the rank correlation of the model that needs it most up to date, if any does."""
@@ -156,6 +157,7 @@ class Calibration:
 _FEW = 20
 _RANKED = 250
 _SUMS = ("loss50", "loss90", "constant50", "constant90", "boosted", "beside", "covered", "log")
+_PAIR, _ROW = Struct("<2d"), Struct(f"<2d?{len(_SUMS)}d")
 _FIGURES = (
     "tau", "pinball50_ratio", "pinball90_ratio", "boosted50_ratio", "coverage90", "mae", "constant_mae", "bias"
 )  # fmt: skip

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import NamedTuple
 
-__all__ = ["CoverageMonitor", "PageHinkley", "Verdict", "Watch", "accept"]
+__all__ = ["CoverageMonitor", "PageHinkley", "Verdict", "Watch", "Watches", "accept"]
 
 
 class PageHinkley:
@@ -73,6 +73,37 @@ class Watch:
         self.test = PageHinkley()
         self.coverage = CoverageMonitor()
         self.drifts = 0
+
+
+class Watches:
+    """A watch for each (model, route), at most `capacity`; the least recently used leave."""
+
+    def __init__(self, *, capacity: int = 256) -> None:
+        self._capacity = capacity
+        self._watches: OrderedDict[tuple[str, str], Watch] = OrderedDict()
+
+    def observe(self, model: str, route: str, residual: float, covered: bool) -> bool:
+        """Take in one outcome; True when its lengths are found to have changed for good."""
+        watch = self._watches.get((model, route))
+        if watch is None:
+            watch = self._watches[model, route] = Watch()
+            if len(self._watches) > self._capacity:
+                self._watches.popitem(last=False)
+        else:
+            self._watches.move_to_end((model, route))
+        watch.coverage.observe(covered)
+        drifted = watch.test.observe(residual)
+        watch.drifts += drifted
+        return drifted
+
+    @property
+    def drifts(self) -> int:
+        """Changes found so far, in what is still watched."""
+        return sum(watch.drifts for watch in self._watches.values())
+
+    def alarms(self) -> list[tuple[str, str]]:
+        """Return where the ninth decile does not cover what it should."""
+        return [key for key, watch in self._watches.items() if watch.coverage.alarm]
 
 
 class Verdict(NamedTuple):

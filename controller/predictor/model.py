@@ -105,6 +105,7 @@ def parse_model(
             raise EnsembleError(f"not a model of version {VERSION}")
         if tuple(head["names"]) != tuple(names):
             raise EnsembleError("the model was trained on other features")
+        pause()
         n50, n90, probes = int(head["p50"]["trees"]), int(head["p90"]["trees"]), int(head["probes"])
         if len(lines) != 1 + n50 + n90 + probes:
             raise EnsembleError(f"{len(lines)} lines, the header promises {1 + n50 + n90 + probes}")
@@ -149,6 +150,6 @@ def _probe(p50: Score, p90: Score, lines: Sequence[str], pause: Callable[[], Non
             if gap != gap:  # no comparison below would notice
                 return math.inf
             worst = max(worst, gap)
-        if index % 8 == 7:
+        if index % 4 == 3:
             pause()
     return worst

@@ -5,35 +5,29 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 
 from controller.predictor.calibration import Calibration, Outcome
-from controller.predictor.conformal import Conformal
-from controller.predictor.drift import Watch
+from controller.predictor.drift import Watches
 from controller.predictor.features import LEXICAL, REQUEST, lexical, request
 from controller.predictor.guard import Breaker
-from controller.predictor.history import EXACT, History, localise, mix
+from controller.predictor.history import EXACT, localise, mix
 from controller.predictor.history import FEATURES as HISTORY
 from controller.predictor.keys import all_keys
 from controller.predictor.ladder import Ladder, Rung, holdout_of
+from controller.predictor.memory import Memory
 from controller.predictor.model import LengthModel, parse_model
 from controller.predictor.prediction import Evidence, Prediction, Source, Step, cap, capped
-from controller.predictor.scale import PRIOR_P50, PRIOR_P90, Levels, Scale
-from controller.predictor.state import MODEL, StateError, read, write
+from controller.predictor.scale import PRIOR_P50, PRIOR_P90
+from controller.predictor.state import MODEL, read, write
 from controller.predictor.trainer import Trainer, sklearn_installed
 
 __all__ = ["FEATURES", "LengthPredictor"]
 
-K = TypeVar("K")
-V = TypeVar("V")
-
 FEATURES: tuple[str, ...] = (*LEXICAL, *REQUEST, *HISTORY)
 """The learned model's inputs, in order."""
-
-WATCHED = 256
-"""Models, and (model, route) pairs, that are watched for drift; the least recently used leave."""
 
 log = logging.getLogger("trimtab.predictor")
 
@@ -79,15 +73,10 @@ class LengthPredictor:
         self._clock = clock
         self._hour = hour
         self._timer = timer
-        self._scale = Scale()
-        self._levels = Levels()
-        self._history = History(capacity=history_keys)
+        self._memory = Memory(history_keys=history_keys, min_samples=min_samples)
         self._history_keys = history_keys
-        self._conformal = {rung: Conformal() for rung in Rung}
         self._calibration = Calibration()
-        self.ladder = Ladder(min_samples=min_samples)
-        """Which step is relied on, and why."""
-        self._watch: OrderedDict[tuple[str, str], Watch] = OrderedDict()
+        self._watches = Watches()
         self._breaker = Breaker()
         self._model: LengthModel | None = None
         self._trainer = trainer
@@ -102,6 +91,11 @@ class LengthPredictor:
         """Predictions so far, by what carried them."""
         self.model_since: float | None = None
         """When the model in service was taken over; None without one."""
+
+    @property
+    def ladder(self) -> Ladder:
+        """Which step is relied on, and why."""
+        return self._memory.ladder
 
     def predict(
         self,
@@ -121,11 +115,11 @@ class LengthPredictor:
         `prefix_group` whatever names the requests that share a long prefix with this one, if the caller knows.
         """
         try:
-            constants = self._scale.constants(model, tenant)
+            constants = self._memory.scale.constants(model, tenant)
             log_scale = math.log1p(constants.p50)
             evidence = Evidence(model, tenant, route, max_tokens, self._clock(), constants, log_scale)
             evidence.keys = all_keys(model, route, text, params, prompt_tokens, prefix_group)
-            evidence.said = self._history.hear(evidence.keys, log_scale)
+            evidence.said = self._memory.history.hear(evidence.keys, log_scale)
             self._boost(evidence, text, params, prompt_tokens)
             prediction = self._answer(evidence)
         except Exception as error:
@@ -157,8 +151,8 @@ class LengthPredictor:
         if model is not None:
             self._model = model
             self.model_since = self._clock()
-            self._levels.clear()
-            self._conformal[Rung.LEARNED].restart(float(model.report.get("theta", 0.0)))
+            self._memory.levels.clear()
+            self._memory.conformal[Rung.LEARNED].restart(float(model.report.get("theta", 0.0)))
             self.ladder.promoted(holdout_of(model.report))
 
     def refresh(self) -> None:
@@ -178,7 +172,7 @@ class LengthPredictor:
         """Change how much proof is asked for, and how much history is kept."""
         self.ladder.min_samples = min_samples
         self._history_keys = history_keys
-        self._history.resize(history_keys)
+        self._memory.history.resize(history_keys)
 
     def close(self) -> None:
         """Stop a training that is under way."""
@@ -196,11 +190,11 @@ class LengthPredictor:
             "in_use": self.ladder.in_use(),
             "steps": self.ladder.report(),
             "demoted": self.ladder.lost(),
-            "coverage_alarms": ["/".join(key) for key, watch in self._watch.items() if watch.coverage.alarm],
-            "drifts": sum(watch.drifts for watch in self._watch.values()),
+            "coverage_alarms": ["/".join(key) for key in self._watches.alarms()],
+            "drifts": self._watches.drifts,
             "failures": self.failures,
             "trips": self._breaker.trips,
-            "history_keys": len(self._history),
+            "history_keys": len(self._memory.history),
             "sources": {source.value: count for source, count in self.sources.items()},
             "model": self._model and {**self._model.report, "parity": self._model.parity},
             "model_age_s": None if self.model_since is None else self._clock() - self.model_since,
@@ -212,46 +206,29 @@ class LengthPredictor:
 
         A line takes well under a millisecond, so whoever asks may do something else between two of them.
         """
-        return write(self._sections())
+        model = self._model.lines if self._model is not None else ()
+        return write(chain(self._memory.sections(), ((MODEL, line) for line in model)))
 
     def restore(self, lines: Iterable[str]) -> bool:
         """Take over what `state` yielded; False, with a warning and nothing changed, when that is not sound.
 
         A stored model is compiled and probed here, which takes some hundred milliseconds: do it before serving.
         """
-        scale, levels, history = Scale(), Levels(), History(capacity=self._history_keys)
-        conformal = {rung: Conformal() for rung in Rung}
-        ladder = Ladder(min_samples=self.ladder.min_samples)
+        memory = Memory(history_keys=self._history_keys, min_samples=self.ladder.min_samples)
         try:
             pages = read(lines)
-            scale.restore(pages["scale"])
-            levels.restore(pages["levels"])
-            history.restore(_only(pages["spread"]), (track for page in pages["tracks"] for track in page))
-            for rung, state in pages["conformal"]:
-                conformal[Rung(rung)].restore(state)
-            ladder.restore(_only(pages["ladder"]))
+            memory.restore(pages)
             model = parse_model(pages[MODEL], names=FEATURES) if pages[MODEL] else None
         except Exception as error:
             log.warning("stored predictor state is not taken over: %s: %s", type(error).__name__, error)
             return False
-        self._scale, self._levels, self._history, self._conformal = scale, levels, history, conformal
-        self.ladder = ladder
+        self._memory = memory
         self._model = model
         if model is not None:
             self.model_since = self._clock()
             if self._trainer is not None:
                 self._trainer.resume(model)
         return True
-
-    def _sections(self) -> Iterator[tuple[str, Any]]:
-        yield from (("scale", page) for page in self._scale.pages())
-        yield from (("levels", page) for page in self._levels.pages())
-        yield "spread", self._history.spread()
-        yield from (("tracks", page) for page in self._history.pages())
-        yield from (("conformal", [rung.value, conformal.state()]) for rung, conformal in self._conformal.items())
-        yield "ladder", self.ladder.state()
-        if self._model is not None:
-            yield from ((MODEL, line) for line in self._model.lines)
 
     def _boost(self, evidence: Evidence, text: str, params: Mapping[str, Any] | None, prompt_tokens: int) -> None:
         """Fill in the features and what the learned model says of them; nothing, when it fails or is late."""
@@ -263,7 +240,7 @@ class LengthPredictor:
         try:
             features = lexical(text)
             features += request(params, prompt_tokens, evidence.max_tokens, self._hour())
-            features += self._history.features(evidence.keys)
+            features += self._memory.history.features(evidence.keys)
             evidence.features = features
             if self._model is not None:
                 base, scale = self._scales(evidence.model, evidence.tenant)
@@ -318,7 +295,7 @@ class LengthPredictor:
         return capped(middle.p50, evidence.p90, source, evidence.max_tokens, evidence, orders, admits)
 
     def _step(self, rung: Rung, evidence: Evidence, q50: float, q90: float, carrier: str) -> Step:
-        corrected = max(q50, q90 + self._conformal[rung].theta(evidence.model, evidence.route))
+        corrected = max(q50, q90 + self._memory.conformal[rung].theta(evidence.model, evidence.route))
         return Step(rung, q50, math.expm1(q50), math.expm1(corrected), carrier)
 
     def _learn(self, evidence: Evidence, prediction: Prediction, tokens: int, finish_reason: str | None) -> None:
@@ -328,11 +305,11 @@ class LengthPredictor:
         value, expected = math.log1p(tokens), evidence.steps[0].log50
         if not censored or value >= expected:
             self._watch_over(evidence, value - expected, tokens <= evidence.p90)
-            self._history.observe(value, evidence.keys, evidence.said, evidence.log_scale)
+            self._memory.history.observe(value, evidence.keys, evidence.said, evidence.log_scale)
         if evidence.uncorrected50 is not None and (not censored or value >= evidence.uncorrected50):
-            self._levels.observe(model, tenant, value - evidence.uncorrected50)
+            self._memory.levels.observe(model, tenant, value - evidence.uncorrected50)
         if not censored or tokens >= constants.p50:
-            self._scale.observe(model, tenant, tokens)
+            self._memory.scale.observe(model, tenant, tokens)
         if self._trainer is not None and evidence.features is not None:
             self._trainer.observe(
                 evidence.features,
@@ -354,7 +331,7 @@ class LengthPredictor:
             # A cut answer shorter than what was expected carries no news; a longer one is at least that.
             told = not censored or missed
             if told:
-                self._conformal[rung].observe(model, route, missed)
+                self._memory.conformal[rung].observe(model, route, missed)
             capped50 = cap(p50, bound)
             self.ladder.observe(
                 rung, model, capped50, cap(p90, bound), usual, tokens,
@@ -365,49 +342,24 @@ class LengthPredictor:
         self._calibration.observe(model, Outcome(prediction.p50, prediction.p90, *usual, boosted50, tokens))
 
     def _watch_over(self, evidence: Evidence, residual: float, covered: bool) -> None:
-        watch = _recent(self._watch, (evidence.model, evidence.route), Watch)
-        watch.coverage.observe(covered)
-        if watch.test.observe(residual):
-            watch.drifts += 1
+        if self._watches.observe(evidence.model, evidence.route, residual, covered):
             log.info("output lengths of %s on %s have changed", evidence.model, evidence.route or "all routes")
-            self._scale.forget(evidence.model, evidence.tenant)
-            self._levels.forget(evidence.model, evidence.tenant)
-            self.ladder.drifted(evidence.model)
-            for conformal in self._conformal.values():
-                conformal.widen(evidence.model, evidence.route)
+            self._memory.drifted(evidence.model, evidence.tenant, evidence.route)
             if self._trainer is not None:
                 self._trainer.force(evidence.model)
 
     def _scales(self, model: str, tenant: str) -> tuple[float, float]:
         """Return the learned model's scale for (model, tenant), as trained and as corrected since, in tokens."""
         if self._model is None:
-            usual = self._scale.constants(model, tenant).p50
+            usual = self._memory.scale.constants(model, tenant).p50
             return usual, usual
         base, known = self._model.scale(model, tenant)
-        return base, base * math.exp(self._levels.level(model, tenant, known))
+        return base, base * math.exp(self._memory.levels.level(model, tenant, known))
 
     def _job_scales(self, model: str, tenant: str) -> tuple[float, float]:
-        return self._scale.constants(model, tenant).p50, self._scales(model, tenant)[1]
+        return self._memory.scale.constants(model, tenant).p50, self._scales(model, tenant)[1]
 
     def _failed(self, where: str, error: Exception) -> None:
         self.failures += 1
         if self.failures & (self.failures - 1) == 0:  # the 1st, 2nd, 4th, 8th ... so that the log stays short
             log.warning("%s failed (%d so far): %s: %s", where, self.failures, type(error).__name__, error)
-
-
-def _only(pages: list[Any]) -> Any:
-    if len(pages) != 1:
-        raise StateError(f"{len(pages)} pages where one is due")
-    return pages[0]
-
-
-def _recent(table: OrderedDict[K, V], key: K, make: Callable[[], V]) -> V:
-    """Return `table[key]`, made if missing; the least recently used leaves beyond WATCHED."""
-    value = table.get(key)
-    if value is None:
-        value = table[key] = make()
-        if len(table) > WATCHED:
-            table.popitem(last=False)
-    else:
-        table.move_to_end(key)
-    return value

@@ -20,13 +20,15 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, cast
 
 from controller.predictor.export import EnsembleError
 from controller.predictor.model import Group, LengthModel, parse_model
-from controller.predictor.reservoir import FADED, Reservoir, Stratum
+from controller.predictor.reservoir import FADED, Reservoir, Row, Stratum
 from controller.predictor.scale import SortedWindow
 from controller.predictor.worker import EXTRA_COLUMNS
 
@@ -42,6 +44,8 @@ MAX_COUNTED = 1_000
 
 MAX_GROUPS = 48
 """(model, tenant) pairs with a scale of their own in training; more would keep the event loop too long."""
+
+_ROOT = str(Path(__file__).resolve().parents[2])
 
 COMMAND = (
     sys.executable,
@@ -157,7 +161,8 @@ class Trainer:
                 if tenant:
                     rows[model, tenant] += count
             # Tenants beyond the largest groups are trained on at their model's scale.
-            groups = [(*group, *scales(*group), count) for group, count in rows.most_common(MAX_GROUPS)]
+            largest = nlargest(MAX_GROUPS, rows.items(), key=itemgetter(1))
+            groups = [(*group, *scales(*group), count) for group, count in largest]
             strata = self._reservoir.snapshot({group[0] for group in groups})
             before = now - self._durations.quantile(0.99)
             job = Job(
@@ -255,6 +260,7 @@ class TrainingProcess:
     def _train(self) -> LengthModel | Rejected:
         with _scratch() as given, _scratch() as out, _scratch() as err:
             rows = pack(self._job, given, self._pause)
+            self._pause()
             if rows < 50:
                 return Rejected(f"only {rows} rows of requests that had time to finish")
             status = self._wait_for(given, out, err)
@@ -269,14 +275,14 @@ class TrainingProcess:
                 lines.append(line.decode("ascii").rstrip("\n"))
                 if index % 32 == 31:
                     self._pause()
+            self._pause()
         if len(lines) == 1:
             return Rejected(str(json.loads(lines[0]).get("rejected", "no model")))
         return parse_model(lines, names=self._job.names, pause=self._pause)
 
     def _wait_for(self, given: BinaryIO, out: BinaryIO, err: BinaryIO) -> int | None:
         """Run the training process to its end and return its status; None when it took too long."""
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([root, os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [root])
+        path = os.pathsep.join([_ROOT, os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [_ROOT])
         given.seek(0)
         self._pause()
         with subprocess.Popen(
@@ -318,9 +324,9 @@ def pack(job: Job, file: BinaryIO, pause: Callable[[], None]) -> int:
         pause()
         for start in range(0, len(kept), 64):
             pieces: list[bytes] = []
-            for row in kept[start : start + 64]:
+            for row in map(Row.read, kept[start : start + 64]):
                 if row.at < job.before:
-                    group = place.get((row.model, row.tenant), place.get((row.model, "")))
+                    group = place.get((stratum.model, row.tenant), place.get((stratum.model, "")))
                     if group is None:
                         continue
                     weight = stratum.weight * (FADED if row.seq < stratum.faded else 1.0)

@@ -77,11 +77,6 @@ class Engine:
         self._prefill_left = 0.0
         self._order = 0
 
-    @property
-    def in_engine(self) -> int:
-        """Sequences anywhere in the engine."""
-        return len(self._running) + len(self.waiting) + (self._prefilling is not None)
-
     def submit(self, request: Request, now: float) -> Sequence:
         """Hand a request over at `now`, which must not lie before the engine's clock."""
         self.advance(now)

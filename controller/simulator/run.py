@@ -14,7 +14,7 @@ from controller.simulator.merge import MergePlant, simulate_merge
 from controller.simulator.record import Record
 from controller.slo import SLO
 
-__all__ = ["LawSpec", "best_fixed", "play", "play_engine"]
+__all__ = ["LawSpec", "play", "play_engine"]
 
 GRID = (2, 4, 8, 10, 12, 16, 18, 20, 24, 32)
 """Batch sizes that the static oracle is searched over."""
@@ -83,26 +83,3 @@ def play_engine(
     """Play a day in front of an engine that batches by itself."""
     controller = law.controller(slo, "gate")
     return simulate_gate(requests, controller, plant, horizon_s=horizon_s, seed=seed, on_tick=on_tick)
-
-
-def best_fixed(
-    goodput: Callable[[LawSpec], float],
-    *,
-    sizes: Sequence[int] = GRID,
-    windows_ms: Sequence[float] = (0.0,),
-    highest: int | None = None,
-) -> tuple[float, LawSpec]:
-    """Search the static oracle: the best fixed size and window, with the same admission as every law has.
-
-    `goodput` is asked once for every setting; it should average over the same seeds as the laws.
-    """
-    best: tuple[float, LawSpec] | None = None
-    for size in sizes:
-        for window_ms in windows_ms:
-            spec = LawSpec("fixed", size=size, window_ms=window_ms, highest=highest or max(sizes))
-            value = goodput(spec)
-            if best is None or value > best[0]:
-                best = (value, spec)
-    if best is None:
-        raise ValueError("the oracle needs at least one size to search")
-    return best

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import math
@@ -77,6 +78,17 @@ def test_aborted_answers_teach_nothing(finish: str) -> None:
     for _ in range(30):
         serve(predictor, 1, finish, text="a")
     assert predictor.predict(model="m", text="a") == before
+
+
+def test_what_is_learned_gives_the_collector_nothing_to_walk() -> None:
+    predictor = make(Clock(), Never, min_rows=10**6)
+    for index in range(600):
+        serve(predictor, index, text=f"{index} and something that makes an opening, so that a template is known")
+    gc.collect()
+    before = len(gc.get_objects())
+    for index in range(600, 1600):
+        serve(predictor, index, text=f"{index} and something that makes an opening, so that a template is known")
+    assert len(gc.get_objects()) - before < 200
 
 
 def test_an_outcome_counts_once() -> None:
@@ -354,7 +366,7 @@ def test_a_training_that_never_ends_holds_nobody_up() -> None:
 
 def test_an_exception_inside_costs_precision_and_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
     predictor = LengthPredictor(learn=False)
-    predictor._history.hear = None  # type: ignore[assignment]
+    predictor._memory.history.hear = None  # type: ignore[assignment]
     with caplog.at_level(logging.WARNING):
         for _ in range(100):
             serve(predictor, 50, text="x", max_tokens=60)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import gc
 import random
 
 import pytest
 
-from controller.predictor.reservoir import Reservoir
+from controller.predictor.reservoir import Reservoir, Row
 
 
 def add(reservoir: Reservoir, tokens: float, model: str = "m", at: float = 0.0) -> None:
@@ -25,7 +26,7 @@ def test_rare_lengths_are_kept_and_weights_restore_the_true_shares() -> None:
     reservoir = Reservoir(per_stratum=200)
     for _ in range(20_000):
         add(reservoir, 1000 if rng.random() < 0.03 else 10)
-    strata = {stratum.rows[0].tokens: stratum for stratum in reservoir.snapshot()}
+    strata = {Row.read(stratum.rows[0]).tokens: stratum for stratum in reservoir.snapshot()}
     long, short = (len(strata[tokens].rows) * strata[tokens].weight for tokens in (1000, 10))
     assert len(strata[1000].rows) == 200
     assert long / (long + short) == pytest.approx(0.03, abs=0.01)
@@ -37,5 +38,20 @@ def test_after_a_drift_a_models_old_rows_are_marked() -> None:
         add(reservoir, 10, "a")
         add(reservoir, 10, "b")
     reservoir.fade("a")
-    faded = {stratum.rows[0].model: stratum.faded for stratum in reservoir.snapshot()}
+    faded = {stratum.model: stratum.faded for stratum in reservoir.snapshot()}
     assert faded == {"a": 10, "b": 0}
+
+
+def test_a_row_is_read_as_it_was_written() -> None:
+    row = Row(7, 1.5, 240.0, True, b"12345678" * 3, "tenant ß \udc80")
+    assert Row.read(row.pack()) == row
+
+
+def test_what_is_kept_gives_the_collector_nothing_to_walk() -> None:
+    reservoir = Reservoir()
+    add(reservoir, 10)
+    gc.collect()
+    before = len(gc.get_objects())
+    for _ in range(1_000):
+        add(reservoir, 10)
+    assert len(gc.get_objects()) - before < 50

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -57,7 +58,8 @@ def test_every_sequence_ends_and_gives_its_memory_back(requests: list[tuple[floa
         sequences.append(engine.submit(Request(arrival, prompt, output), arrival))
         assert engine.kv_used <= 4_000 + 3_000 + 25
     run(engine)
-    assert engine.in_engine == 0
+    assert not engine.waiting
+    assert engine.next_event() == math.inf
     assert engine.kv_used == pytest.approx(0.0, abs=1e-3)
     for sequence in sequences:
         assert sequence.finished is not None
