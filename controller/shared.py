@@ -64,7 +64,7 @@ class Follower(PoolController):
             if SLO(**targets) != self.class_slos.get(klass):
                 self.set_slo(SLO(**targets), now, ACTOR, klass)
         if (given["law"], given["law_options"]) != (self.law_name, self.law_options):
-            self.set_law(given["law"], given["law_options"], now, ACTOR)
+            self._hand_to(given["law"], given["law_options"], now, ACTOR)
         self.frozen = given["frozen"]
         wanted = Setpoints(max_batch_size, given["window_ms"], given["generation"])
         if wanted != self.setpoints:

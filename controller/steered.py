@@ -15,7 +15,8 @@ from controller.evidence import Evidence, Mode
 from controller.experiment import Arm, Switchback
 from controller.follow_up import FollowUp
 from controller.knobs import KNOBS, check_knob, direction, moved, named, slo_dict
-from controller.laws import Advice, Law, make_law
+from controller.laws import Advice, Law, check_steering, make_law
+from controller.laws.registry import STEERING
 from controller.promises import Promises
 from controller.samples import GenerationSamples
 from controller.setpoints import Bounds, Setpoints
@@ -106,6 +107,14 @@ class SteeredPool(ABC):
         return dict(self._law_options)
 
     @property
+    def standing_law(self) -> tuple[str, Mapping[str, Any]]:
+        """The law that was chosen to stay, with its options: while two take turns, the one that it began with."""
+        if self._experiment is None:
+            return self._law.name, self.law_options
+        law, _, _, options = self._arms["a"]
+        return law.name, dict(options)
+
+    @property
     def pins(self) -> Mapping[str, float]:
         """Knobs an operator holds, by name."""
         return dict(self._pins)
@@ -150,8 +159,16 @@ class SteeredPool(ABC):
         return self._note(now, actor, "admin.unpin", released, {}, text)
 
     def set_law(self, law: str, options: Mapping[str, Any], now: float, actor: str) -> Decision:
-        """Hand the knobs to another law; they keep their values. Raises ValueError for a bad name or option."""
-        old = {"law": self._law.name, "options": self.law_options}
+        """Hand the knobs to another law; they keep their values. An experiment ends.
+
+        Raises ValueError for a bad name or option, and for a law that is for trials only.
+        """
+        check_steering(law)
+        return self._hand_to(law, options, now, actor)
+
+    def _hand_to(self, law: str, options: Mapping[str, Any], now: float, actor: str) -> Decision:
+        name, given = self.standing_law
+        old = {"law": name, "options": given}
         built = _build_law(law, options)
         self._experiment = None
         self._use(*built)
@@ -168,11 +185,12 @@ class SteeredPool(ABC):
     def start_experiment(self, a: Arm, b: Arm, now: float, actor: str, *, seed: int = 0, **options: Any) -> Decision:
         """Let law `b` take turns with law `a` on live traffic until one is better (`controller.experiment`).
 
-        The winner stays; without one, or when `b` breaks the promise, `a` does. `options` go to `Switchback`. Raises
-        ValueError for a bad law or option, or while another experiment runs.
+        The winner stays; without one, when `b` breaks the promise or is for trials only, `a` does. `options` go to
+        `Switchback`. Raises ValueError for a bad law or option, or while another experiment runs.
         """
         if self._experiment is not None:
             raise ValueError("an experiment is running; stop it first")
+        check_steering(a.law)
         arms = {"a": _build_law(a.law, a.options), "b": _build_law(b.law, b.options)}
         trial = Switchback(a, b, now=now, rng=random.Random(seed), **options)
         self._arms, self._experiment = arms, trial
@@ -237,14 +255,17 @@ class SteeredPool(ABC):
             text = f"The next block belongs to {self._law.name}."
             return self._note(now, "controller", "experiment.turn", {"law": old}, {"law": self._law.name}, text, seen)
         self._experiment = None
-        winner = "b" if trial.verdict == "b" else "a"
-        self._use(*self._arms[winner])
+        candidate = trial.arms["b"].law
         why = {
             "a": "it kept more answers in time",
             "b": "it kept more answers in time",
             "no_difference": "no difference was found",
-            "harm": f"{trial.arms['b'].law} broke the promise",
+            "harm": f"{candidate} broke the promise",
         }[trial.verdict]
+        winner = "b" if trial.verdict == "b" else "a"
+        if winner == "b" and candidate not in STEERING:
+            winner, why = "a", f"{candidate}, which kept more answers in time, is for trials only"
+        self._use(*self._arms[winner])
         text = f"The experiment is over after {len(trial.differences)} pairs: {self._law.name} stays, for {why}."
         return self._note(now, "controller", "experiment.end", {"law": old}, {"law": self._law.name}, text, seen)
 

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from controller.laws import LAWS
+from controller.laws import STEERING
 from docs.generate_metrics import metrics
 from policies.registry import policy_names
 from proxy.admin.openapi import OPERATIONS, Operation
@@ -31,7 +31,7 @@ from proxy.wire.registry import wire_names
 __all__ = ["PAGES"]
 
 HERE = Path(__file__).resolve().parent
-_NAMES: dict[str, Callable[[], Iterable[str]]] = {"policy": policy_names, "law": lambda: LAWS, "wire": wire_names}
+_NAMES: dict[str, Callable[[], Iterable[str]]] = {"policy": policy_names, "law": lambda: STEERING, "wire": wire_names}
 
 _CONFIGURATION = """\
 # Configuration

@@ -36,6 +36,7 @@ def capture(
 ) -> dict[str, Any]:
     """Return the state of one pool, JSON-ready. `now` is the clock of the observations, `wall` Unix seconds."""
     slo, setpoints = controller.slo, controller.setpoints
+    law, law_options = controller.standing_law
     return {
         "version": VERSION,
         "wall": wall,
@@ -44,8 +45,8 @@ def capture(
         "upstreams": _places(config),
         "slo": asdict(slo),
         "class_slos": {klass: asdict(promised) for klass, promised in controller.class_slos.items()},
-        "law": controller.law_name,
-        "law_options": dict(controller.law_options),
+        "law": law,
+        "law_options": dict(law_options),
         "frozen": controller.frozen,
         "pins": dict(controller.pins),
         "setpoints": {"max_batch_size": setpoints.max_batch_size, "window_ms": setpoints.window_ms},

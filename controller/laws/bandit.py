@@ -20,13 +20,14 @@ class BanditLaw:
     An arm is held for one epoch; its reward is the answers within budget a second, of requests dispatched in the
     epoch's second half (the first half still serves the arm before). An SPRT on lateness ends an epoch early and
     bars the upper arm for a while. Free exploration over all sizes costs 3 to 15 % of the goodput, measured, so the
-    arms are kept this close; even so this law is for shadowing and switchback experiments. It never tries the upper
-    arm while the cap does not bind.
+    arms are kept this close; even so this law is only let into the shadow and into switchback experiments. It never
+    tries the upper arm while the cap does not bind.
     """
 
     name: ClassVar[str] = "bandit"
     forms_batches: ClassVar[bool] = True
     e2e_share: ClassVar[float | None] = 0.9
+    trials_only: ClassVar[bool] = True
     options: ClassVar[tuple[Option, ...]] = (
         Option("epoch_s", 20.0, "For how long an arm is held.", 0.0, 3600.0, open_low=True),
         Option("reach", 0.12, "How far the arms lie from the model's choice.", 0.0, 0.5, open_low=True),

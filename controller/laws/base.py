@@ -81,6 +81,7 @@ class Law(Protocol):
     """A control law: pure, told everything, asked once a tick.
 
     A class may declare `options`, a tuple of `controller.laws.options.Option`; what it is told is checked then.
+    One that declares `trials_only` is never given a pool: it advises in the shadow and takes part in experiments.
     The caller brings the advice into bounds, honours pins, and keeps only samples of the generation in force in
     `View.samples`.
     """

@@ -15,12 +15,24 @@ from controller.laws.gradient import GradientLaw
 from controller.laws.options import SHARED, Option, check_options
 from controller.laws.step import StepLaw
 
-__all__ = ["LAWS", "law_options", "make_law"]
+__all__ = ["LAWS", "STEERING", "check_steering", "law_options", "make_law"]
 
 _SHARED = frozenset(option.name for option in SHARED)
 
 _CLASSES = (FixedLaw, StepLaw, AimdLaw, GradientLaw, DeadlineLaw, BanditLaw)
 LAWS: Mapping[str, Callable[..., Law]] = {law.name: law for law in _CLASSES}
+
+STEERING = tuple(name for name, law in LAWS.items() if not getattr(law, "trials_only", False))
+"""The laws that a pool may be given to; the others take part in trials only."""
+
+
+def check_steering(name: str) -> None:
+    """Raise ValueError for a law that may not be given a pool, saying what it is for and what to use instead."""
+    if name in LAWS and name not in STEERING:
+        raise ValueError(
+            f"{name!r} explores on live requests, so it only takes part in trials: let it advise as shadow, "
+            f"or take turns with the law in force in an experiment; accepted here: {', '.join(STEERING)}"
+        )
 
 
 def law_options(name: str) -> tuple[Option, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right, insort
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from itertools import islice
 from struct import Struct
@@ -24,25 +24,21 @@ def kendall_tau(xs: Sequence[float], ys: Sequence[float]) -> float:
     Concordant minus discordant pairs over sqrt(pairs untied in x * pairs untied in y) (Kendall, 1945).
     """
     n = len(xs)
-    order = sorted(range(n), key=xs.__getitem__)
     seen: list[float] = []
+    held: list[float] = []
     score = untied_x = 0
-    start = 0
-    while start < n:  # one group of equal x at a time: its members are not compared with each other
-        end = start
-        while end < n and xs[order[end]] == xs[order[start]]:
-            end += 1
-        for index in order[start:end]:
-            below, upto = bisect_left(seen, ys[index]), bisect_right(seen, ys[index])
-            score += below - (len(seen) - upto)
-        untied_x += (end - start) * start
-        for index in order[start:end]:
-            insort(seen, ys[index])
-        start = end
-    ties_y = sum(
-        bisect_right(seen, value) - bisect_left(seen, value) - 1 for value in ys
-    )  # counts every tied pair twice
-    untied_y = n * (n - 1) // 2 - ties_y // 2
+    last = math.nan
+    for x, y in sorted(zip(xs, ys, strict=True)):
+        if x != last:  # those of one x are not compared with each other
+            for value in held:
+                insort(seen, value)
+            held.clear()
+            last = x
+        below = bisect_left(seen, y)
+        score += below + bisect_right(seen, y, below) - len(seen)
+        untied_x += len(seen)
+        held.append(y)
+    untied_y = (n * (n - 1) - sum(count * (count - 1) for count in Counter(ys).values())) // 2
     return score / math.sqrt(untied_x * untied_y) if untied_x and untied_y else 0.0
 
 

@@ -93,7 +93,8 @@ class PoolsApi(Group):
             self.change(request, pool, lambda now, who: controller.set_slo(slo, now, who, klass), "decision")
             self._end(pool, "slo", None, {})
         elif rule == "admin.law":
-            self.change(request, pool, lambda now, who: controller.set_law(old["law"], {}, now, who), "decision")
+            law, options = old["law"], old.get("options", {})
+            self.change(request, pool, lambda now, who: controller.set_law(law, options, now, who), "decision")
             self._end(pool, "law", None, {})
         elif rule == "admin.freeze":
             self.change(request, pool, lambda now, who: controller.freeze(old["frozen"], now, who), "decision")

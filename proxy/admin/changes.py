@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from controller.decision import Decision
-from controller.laws import make_law
+from controller.laws import check_steering, make_law
 from proxy.admin.operator import PoolView
 from proxy.admin.problem import field_error
 from proxy.admin.schemas import FreezeIn, LawIn, SetpointsPatch, SloPatch, TargetsPatch
@@ -32,6 +32,7 @@ def check(pool: PoolView, kind: Kind, body: Any) -> None:
             check_bounds(pool, _pins(body)[0])
         elif kind == "law":
             own = {key: value for key, value in body.options.items() if key not in ("admission", "late_target")}
+            check_steering(body.law)
             make_law(body.law, own)
     except ValueError as error:
         raise field_error("law" if kind == "law" else "body", str(error)) from None

@@ -115,7 +115,8 @@ def undo_of(pool: PoolView, kind: Kind) -> dict[str, Any]:
     if kind == "setpoints":
         return {"pins": dict(controller.pins)}
     if kind == "law":
-        return {"law": controller.law_name, "options": dict(controller.law_options)}
+        law, options = controller.standing_law
+        return {"law": law, "options": dict(options)}
     return {"frozen": controller.frozen}
 
 

@@ -175,7 +175,7 @@ class PoolOut(PoolSummary):
     expiring: list[dict[str, Any]] = Field(description="Changes that will take themselves back, and when.")
     bounds: dict[str, float] = Field(description="How far the knobs may go.")
     dispatch: str = Field(description="merge, gate or auto.")
-    laws: list[str] = Field(description="Every law there is.")
+    laws: list[str] = Field(description="The laws that the pool may be given to.")
     live: dict[str, Any] = Field(
         description="The controller's view: quantiles with n and interval, counts, attainment, law and model."
     )
@@ -211,6 +211,9 @@ class LawOut(_Out):
     name: str = Field(description="Its name.")
     text: str = Field(description="What it does.")
     options: list[OptionOut] = Field(description="Its options.")
+    trials_only: bool = Field(
+        description="Whether it is never given a pool: only the shadow and experiments take it."
+    )
 
 
 class LawsOut(_Out):

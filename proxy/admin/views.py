@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from controller.decision import Decision
-from controller.laws import LAWS, law_options
+from controller.laws import LAWS, STEERING, law_options
 from controller.slo import SLO
 from proxy.admin.operator import PoolView
 from proxy.admin.schemas import (
@@ -43,7 +43,7 @@ def pool_detail(pool: PoolView, now: float, expiring: Sequence[dict[str, Any]] =
         **_common(pool, now),
         bounds=asdict(bounds),
         dispatch=pool.config.dispatch,
-        laws=sorted(LAWS),
+        laws=sorted(STEERING),
         classes={klass: show_slo(slo) for klass, slo in sorted(pool.controller.class_slos.items())},
         frozen=pool.controller.frozen,
         expiring=list(expiring),
@@ -101,6 +101,7 @@ def laws() -> LawsOut:
                 name=name,
                 text=(inspect.getdoc(LAWS[name]) or "").partition("\n\n")[0].replace("\n", " "),
                 options=[OptionOut(**option.as_dict()) for option in law_options(name)],
+                trials_only=name not in STEERING,
             )
             for name in sorted(LAWS)
         ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controller.laws import LAWS
+from controller.laws import LAWS, STEERING, check_steering
 from controller.loop import PoolController
 from controller.predictor.trainer import sklearn_installed
 from policies.registry import PolicyError, create_policy, policy_names
@@ -57,7 +57,11 @@ def _policy(pool: PoolConfig) -> list[tuple[str, str]]:
 
 def _law(pool: PoolConfig) -> list[tuple[str, str]]:
     if pool.law not in LAWS:
-        return [("law", _unknown(pool.law, LAWS))]
+        return [("law", _unknown(pool.law, STEERING))]
+    try:
+        check_steering(pool.law)
+    except ValueError as error:
+        return [("law", str(error))]
     try:
         PoolController(
             pool.name,

@@ -199,6 +199,45 @@ def test_another_law_takes_over_where_the_last_one_left() -> None:
     assert pool.law_name == "fixed"
 
 
+def test_a_law_for_trials_is_never_given_a_pool_but_advises_and_takes_turns() -> None:
+    pool = controller()
+    with pytest.raises(ValueError, match=r"only takes part in trials.*accepted here: fixed, step, aimd"):
+        pool.set_law("bandit", {}, 1.0, "admin:test")
+    with pytest.raises(ValueError, match="trials"):
+        pool.start_experiment(Arm("bandit"), Arm("aimd"), 1.0, "admin:test")
+    pool.set_shadow("bandit", {}, 1.0, "admin:test")
+    pool.start_experiment(Arm("aimd"), Arm("bandit"), 1.0, "admin:test")
+    assert (pool.standing_law[0], pool.shadow_name) == ("aimd", "bandit")
+
+
+def test_a_law_for_trials_that_wins_does_not_stay() -> None:
+    pool = controller(law="fixed", slo=SLO(e2e_s=4.0))
+    pool.start_experiment(Arm("fixed"), Arm("bandit"), 0.0, "admin:test", block_s=20.0, settle_s=5.0)
+    now = 0.0
+    while pool.snapshot(now)["experiment"] is not None and now < 3000.0:
+        now += 1.0
+        for _ in range(6 if pool.law_name == "bandit" else 4 + int(now) % 2):
+            pool.observe(observation(1.0, done=now, generation=pool.setpoints.generation))
+        pool.tick(now, Load(app_limited=True))
+    (end,) = pool.decisions.latest(1)
+    assert (pool.law_name, end.rule) == ("fixed", "experiment.end")
+    assert "fixed stays, for bandit, which kept more answers in time, is for trials only" in end.text
+
+
+def test_while_two_laws_take_turns_the_first_one_stands() -> None:
+    pool = controller(law="fixed")
+    pool.start_experiment(Arm("aimd", {"least": 12}), Arm("step"), 0.0, "admin:test", block_s=20.0, settle_s=5.0)
+    seen = set()
+    for second in range(1, 60):
+        pool.tick(float(second), Load())
+        seen.add(pool.law_name)
+        assert pool.standing_law == ("aimd", {"least": 12})
+    assert seen == {"aimd", "step"}
+    change = pool.set_law("gradient", {}, 60.0, "admin:test")
+    assert change.old == {"law": "aimd", "options": {"least": 12}}
+    assert pool.standing_law == ("gradient", {})
+
+
 def test_an_experiment_takes_turns_and_ends_with_the_better_law() -> None:
     pool = controller(law="fixed", slo=SLO(e2e_s=4.0))
     pool.start_experiment(Arm("fixed"), Arm("aimd"), 0.0, "admin:test", block_s=20.0, settle_s=5.0)

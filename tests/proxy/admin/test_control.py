@@ -38,6 +38,27 @@ async def test_an_unknown_law_names_the_known_ones(api: TestClient) -> None:
     assert "aimd" in body["detail"]
 
 
+async def test_a_law_for_trials_is_let_into_trials_only(api: TestClient) -> None:
+    for path in (f"{CHAT}/law", f"{CHAT}/law?for_s=60"):
+        body = await problem(api, "PUT", path, 422, json={"law": "bandit"})
+        assert body["errors"][0]["field"] == "law"
+        assert "only takes part in trials" in body["detail"]
+    pool = await ok(api, "PUT", f"{CHAT}/shadow", json={"law": "bandit"})
+    assert "bandit" not in pool["laws"]
+    listed = (await ok(api, "GET", "/admin/v1/laws"))["laws"]
+    assert [law["name"] for law in listed if law["trials_only"]] == ["bandit"]
+    await ok(api, "POST", f"{CHAT}/experiment", json={"law": "bandit"})
+
+
+async def test_a_rolled_back_law_has_its_options_again(api: TestClient, operator: FakeOperator) -> None:
+    await ok(api, "PUT", f"{CHAT}/law", json={"law": "aimd", "options": {"least": 20}})
+    await ok(api, "PUT", f"{CHAT}/law", json={"law": "fixed"})
+    change = (await decisions(api))[0]
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": change["id"]})
+    controller = operator.pools["chat"].controller
+    assert (controller.law_name, controller.law_options) == ("aimd", {"least": 20})
+
+
 async def test_rolling_back_a_promise_restores_it(api: TestClient, operator: FakeOperator) -> None:
     before = operator.pools["chat"].controller.slo
     await ok(api, "PATCH", f"{CHAT}/slo", json={"ttft_ms": 100, "e2e_ms": None, "quantile": 0.9})

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from controller.experiment import Arm
+from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation, Result
 from controller.slo import SLO
@@ -194,6 +196,18 @@ async def test_a_file_that_cannot_be_written_stops_nothing(
     await rig.admin_json("PATCH", f"{POOL}/setpoints", json={"max_batch_size": 9})
     await rig.proxy.keeper.save()
     assert await rig.said() == "a"
+
+
+def test_a_restart_amid_an_experiment_ends_it_in_favour_of_the_law_that_stood() -> None:
+    before = controller_for(pool(), 0.0)
+    before.set_law("aimd", {"least": 20}, 1.0, "admin:test")
+    before.start_experiment(Arm("aimd", {"least": 20}), Arm("bandit"), 2.0, "admin:test", seed=1)
+    for second in range(3, 400):
+        before.tick(float(second), Load())
+        if before.law_name == "bandit":
+            break
+    after, _ = restarted(pool(), saved(pool(), before))
+    assert (before.law_name, after.law_name, after.law_options) == ("bandit", "aimd", {"least": 20})
 
 
 async def test_promises_of_classes_and_options_of_laws_survive_a_restart() -> None:

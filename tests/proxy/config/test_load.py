@@ -307,6 +307,12 @@ def test_a_directory_is_one_line(tmp_path: Path) -> None:
         load(tmp_path, environ={})
 
 
+def test_a_law_for_trials_is_refused_with_what_to_use_instead(tmp_path: Path) -> None:
+    said = complaint(tmp_path, "upstreams: [http://a:1]\nlaw: bandit\n")
+    assert said.startswith("trimtab.yaml:2: law: 'bandit' explores on live requests")
+    assert "experiment; accepted here: fixed, step, aimd, gradient, deadline" in said
+
+
 @pytest.mark.parametrize("key", ["policy", "law"])
 def test_options_nobody_understands_are_refused(tmp_path: Path, key: str) -> None:
     said = complaint(tmp_path, f"upstreams: [http://a:1]\n{key}_options: {{nonsense: 1}}\n")
