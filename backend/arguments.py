@@ -121,7 +121,7 @@ def _parser() -> _Parser:
     server.add_argument("--host", default="127.0.0.1", help="address to listen on")
     server.add_argument("--port", type=_whole(0, 65535), default=8000, help="0 picks a free one")
     server.add_argument("--served-model-name", nargs="+", metavar="NAME", help="names that requests may use")
-    server.add_argument("--api-key", help=f"require this bearer token (or set {KEY_VARIABLE})")
+    server.add_argument("--api-key", metavar="KEY", help=f"require this bearer token (or set {KEY_VARIABLE})")
     server.add_argument(
         "--chat-template",
         type=_template,
@@ -133,13 +133,20 @@ def _parser() -> _Parser:
     server.add_argument("--max-body-bytes", type=_whole(1024), default=16 << 20, help="longest request body")
     server.add_argument("--grace-s", type=_seconds, default=30.0, help="time for open requests after SIGTERM")
     server.add_argument("--write-stall-s", type=_seconds, default=60.0, help="give up a client that reads nothing")
-    server.add_argument("--log-level", choices=("debug", "info", "warning", "error"), default="info")
+    server.add_argument(
+        "--log-level", choices=("debug", "info", "warning", "error"), default="info", help="the least that is logged"
+    )
 
     model = parser.add_argument_group("model")
     model.add_argument(
         "--model", required=True, help=f"Hugging Face directory, .gguf file, or '{DEMO}' for the bundled one"
     )
-    model.add_argument("--dtype", choices=("auto", "float32", "bfloat16", "float16"), default=defaults.dtype)
+    model.add_argument(
+        "--dtype",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        default=defaults.dtype,
+        help="what weights and KV cache are held in; auto fits model and device",
+    )
     model.add_argument("--device", default=defaults.device, help="auto, cpu or cuda[:n]")
     model.add_argument("--threads", type=_whole(1), help="CPU threads; one less than the cores unless given")
     model.add_argument(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -99,7 +100,7 @@ def laws() -> LawsOut:
         laws=[
             LawOut(
                 name=name,
-                text=(inspect.getdoc(LAWS[name]) or "").partition("\n\n")[0].replace("\n", " "),
+                text=re.sub(r":$", ".", (inspect.getdoc(LAWS[name]) or "").partition("\n\n")[0].replace("\n", " ")),
                 options=[OptionOut(**option.as_dict()) for option in law_options(name)],
                 trials_only=name not in STEERING,
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from difflib import get_close_matches
 from typing import NamedTuple
 
 import click
@@ -40,6 +41,16 @@ class _LazyGroup(click.Group):
         command = importlib.import_module(entry.module).command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Say which subcommands there are where an unknown one is asked for."""
+        if not args[0].startswith("-") and args[0] not in _COMMANDS:
+            near = get_close_matches(args[0], _COMMANDS, 1)
+            hint = f"Did you mean {near[0]!r}? " if near else ""
+            ctx.fail(f"No such command {args[0]!r}. {hint}There are {', '.join(_COMMANDS)}.")
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """List the subcommands without importing them."""

@@ -15,7 +15,15 @@ import click
 import yaml
 
 from proxy.cli.client import AdminClient, Refusal, Unreachable
-from proxy.cli.tables import decision_line, plans_table, pool_text, pools_table, upstreams_table, what_if_text
+from proxy.cli.tables import (
+    decision_line,
+    laws_text,
+    plans_table,
+    pool_text,
+    pools_table,
+    upstreams_table,
+    what_if_text,
+)
 
 __all__ = ["command"]
 
@@ -198,12 +206,16 @@ def unpin(context: _Context, knobs: tuple[str, ...]) -> None:
 
 
 @command.command()
-@click.argument("name")
+@click.argument("name", required=False)
 @click.argument("options", nargs=-1, metavar="[OPTION=VALUE...]")
 @_timed
 @_talks
-def law(context: _Context, name: str, options: tuple[str, ...], **times: Any) -> None:
-    """Hand the knobs to another law."""
+def law(context: _Context, name: str | None, options: tuple[str, ...], **times: Any) -> None:
+    """Hand the knobs to another law; without NAME, show every law and what it can be told."""
+    if name is None:
+        known = context.client.get("/admin/v1/laws")
+        context.say(known, laws_text(known["laws"]))
+        return
     body = {"law": name, "options": _pairs(options)}
     context.say_pool(context.client.send("PUT", f"{context.base}/law", body, **times))
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
 __all__ = [
     "decision_line",
+    "laws_text",
     "plans_table",
     "pool_text",
     "pools_table",
@@ -119,6 +121,19 @@ def upstreams_table(pool: dict[str, Any]) -> str:
             shown = f"{age:.1f}{' (stale)' if said.get('stale') else ''}" if age is not None else said.get("error")
             row += [said.get("running"), said.get("waiting"), _scaled(said.get("kv_usage"), 100.0), shown]
     return table(head, rows)
+
+
+def laws_text(laws: Sequence[dict[str, Any]]) -> str:
+    """Return every law with what it does and what it can be told, defaults first."""
+    parts = []
+    for law in laws:
+        rows = [
+            (f"  {option['name']}={json.dumps(option['default']).strip(chr(34))}", option["accepted"], option["text"])
+            for option in law["options"]
+        ]
+        options = table(("  OPTION", "ACCEPTED", "WHAT IT DOES"), rows)
+        parts.append(f"{law['name']}: {law['text']}\n{options}")
+    return "\n\n".join(parts)
 
 
 def what_if_text(found: dict[str, Any]) -> str:

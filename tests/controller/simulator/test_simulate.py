@@ -143,14 +143,3 @@ def test_the_command_prints_a_table_and_writes_json(tmp_path: Path, capsys: pyte
     data = json.loads(out.read_text())
     assert set(data) == {"deadline", "step"}
     assert data["deadline"]["offered"] > 150
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [(["--law", "magic"], "unknown law"), (["--trace", "/nowhere"], "nowhere"), (["--slow", "5"], "FROM:TO")],
-)
-def test_a_wrong_command_says_what_is_wrong(
-    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--duration", "5"]) == 2
-    assert words in capsys.readouterr().err

@@ -87,6 +87,14 @@ async def test_changes_for_a_while(ctl: Ctl, operator: FakeOperator, duration: s
     assert f"setpoints goes back in {seconds:g} s" in await said(ctl, "-p", "chat", "show")
 
 
+async def test_laws_are_listed_with_what_they_can_be_told(ctl: Ctl) -> None:
+    text = await said(ctl, "-p", "chat", "law")
+    assert "deadline: Two loops." in text
+    assert "back_off=0.9" in text
+    assert "one of goodput, efficiency" in text
+    assert "objective=goodput" in text
+
+
 async def test_law_freeze_rollback(ctl: Ctl, operator: FakeOperator) -> None:
     controller = operator.pools["chat"].controller
     await said(ctl, "-p", "chat", "law", "fixed")
