@@ -21,6 +21,7 @@ from backend.api.metrics import Metrics
 from backend.api.service import Limits, Service
 from backend.arguments import Arguments
 from backend.engine.client import EngineClient
+from backend.gpu import Gpu
 from backend.loading import load_served_model
 from backend.server import Phase, WorkerState, build_app
 
@@ -129,7 +130,12 @@ async def _load(arguments: Arguments, executor: ThreadPoolExecutor) -> tuple[Eng
             engine,
             model,
             limits=limits,
-            metrics=Metrics(model.names[0], block_size=engine.info.block_size, num_blocks=engine.info.num_blocks),
+            metrics=Metrics(
+                model.names[0],
+                block_size=engine.info.block_size,
+                num_blocks=engine.info.num_blocks,
+                gpu=Gpu.find(engine.info.gpu),
+            ),
             executor=executor,
             clock=time.monotonic,
             wall=time.time,

@@ -10,6 +10,7 @@ from prometheus_client.core import Metric
 
 from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
+from backend.gpu import Gpu, Reading
 from proxy.config.model import Config
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics
@@ -64,7 +65,7 @@ How full batches are: `rate(trimtab_batch_size_sum[5m]) / rate(trimtab_batch_siz
 def metrics() -> str:
     """Return docs/metrics.md."""
     proxy = Metrics(Config.model_validate({"upstreams": ["http://127.0.0.1:8000"]}).pools, process=False)
-    worker = WorkerMetrics("demo", block_size=16, num_blocks=64)
+    worker = WorkerMetrics("demo", block_size=16, num_blocks=64, gpu=_gpu())
     worker.render(EngineStats())
     counted = list(proxy.registry.collect())
     sections = (
@@ -74,7 +75,8 @@ def metrics() -> str:
         ("Several workers", "Of `trimtab serve --workers N`, see [several workers](workers.md).", _processes()),
         (
             "The bundled worker",
-            "Names with `vllm:` mean what they mean at vLLM.",
+            "Names with `vllm:` mean what they mean at vLLM. `trimtab_worker_gpu_*` are there on a GPU whose driver\n"
+            "brings NVML.",
             worker.registry.collect(),
         ),
     )
@@ -87,6 +89,13 @@ def metrics() -> str:
         "the others that Prometheus' own client library brings.\n"
     )
     return "".join(parts)
+
+
+def _gpu() -> Gpu:
+    """Return a GPU that says everything one can say."""
+    talkative: Any = SimpleNamespace(read=lambda: Reading(0.0, 0, 0, 0.0, 0.0))
+    found: Gpu = talkative
+    return found
 
 
 def _processes() -> Iterable[Metric]:

@@ -24,6 +24,7 @@ __all__ = [
     "quantile",
     "rate",
     "row",
+    "seen",
     "stacked",
     "state",
     "value",
@@ -54,6 +55,13 @@ def rate(metric: str, by: str, where: str = 'pool=~"$pool"') -> str:
 def quantile(q: float, metric: str, by: str = "pool", where: str = 'pool=~"$pool"') -> str:
     """Return a quantile of a classic histogram over the rate interval."""
     return f"histogram_quantile({q:g}, sum by ({by}, le) (rate({metric}_bucket{{{where}}}[$__rate_interval])))"
+
+
+def seen(metric: str, by: str) -> str:
+    """Return a counter's rate by a label, of the values that occurred in the time shown; `none` where none did."""
+    occurred = f"sum by ({by}) (increase({metric}{POOL}[$__range] @ end())) > 0"
+    nothing = f'label_replace(vector(0), "{by}", "none", "", "")'
+    return f"({rate(metric, by)} and on ({by}) ({occurred})) or ({nothing} unless on () ({occurred}))"
 
 
 def by_pool(metric: str) -> str:

@@ -38,6 +38,10 @@ DURATION_BOUNDS = (
 QUEUE_BOUNDS = (
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+WINDOW_BOUNDS = (
+    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+    1.0, 5.0, 60.0,
+)  # fmt: skip
 BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
@@ -120,7 +124,7 @@ class Metrics:
         self.window = hist(
             "trimtab_window_wait_seconds",
             "For how long the batching window alone held an upstream call back, of calls that it held.",
-            ("pool",), QUEUE_BOUNDS,
+            ("pool",), WINDOW_BOUNDS,
         )  # fmt: skip
         self.closed = count("trimtab_batches_closed", "Batches sent, by what ended the wait.", ("pool", "reason"))
         self.shed_total = count("trimtab_shed", "Requests turned away or dropped, by reason.", ("pool", "reason"))

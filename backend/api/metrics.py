@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from backend.engine.histogram import Distribution
 from backend.engine.request import Delta, FinishReason, GenerationRequest
 from backend.engine.stats import EngineStats
+from backend.gpu import Gpu
 
 __all__ = ["CONTENT_TYPE", "Metrics", "RequestProbe"]
 
@@ -89,6 +90,33 @@ class EngineCollector(Collector):
             yield histogram
 
 
+class GpuCollector(Collector):
+    """Exposes what the driver says about the engine's GPU, asked at each scrape."""
+
+    def __init__(self, labels: tuple[str, str], gpu: Gpu) -> None:
+        self._labels = labels
+        self._gpu = gpu
+
+    def describe(self) -> Iterable[Metric]:
+        """Name nothing in advance: not every GPU tells everything."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield one family per number that is known."""
+        found = self._gpu.read()
+        for name, text, value in (
+            ("utilization_ratio", "Share of time in which a kernel ran, 0 to 1.", found.utilization),
+            ("memory_used_bytes", "Memory in use on the GPU, by everybody.", found.memory_used_bytes),
+            ("memory_total_bytes", "Memory of the GPU.", found.memory_total_bytes),
+            ("power_watts", "Power that the GPU draws.", found.power_watts),
+            ("temperature_celsius", "Temperature of the GPU.", found.temperature_celsius),
+        ):
+            if value is not None:
+                gauge = GaugeMetricFamily(f"trimtab_worker_gpu_{name}", text, labels=LABELS)
+                gauge.add_metric(self._labels, value)
+                yield gauge
+
+
 def _cumulative(values: Distribution) -> Iterator[tuple[str, float]]:
     """Yield each boundary, as Prometheus writes it, with the number of values up to it."""
     counts = values.counts or (0,) * (len(values.bounds) + 1)
@@ -99,7 +127,7 @@ def _cumulative(values: Distribution) -> Iterator[tuple[str, float]]:
 class Metrics:
     """The worker's registry. Label children are made here, so that every series exists at 0 from the start."""
 
-    def __init__(self, model_name: str, *, block_size: int, num_blocks: int) -> None:
+    def __init__(self, model_name: str, *, block_size: int, num_blocks: int, gpu: Gpu | None = None) -> None:
         self.registry = CollectorRegistry()
         self._labels = (model_name, "0")
         cache = Gauge(
@@ -111,6 +139,8 @@ class Metrics:
         cache.labels(*self._labels, str(block_size), str(num_blocks)).set(1)
         self._engine = EngineCollector(self._labels)
         self.registry.register(self._engine)
+        if gpu is not None:
+            self.registry.register(GpuCollector(self._labels, gpu))
         self.prompt_tokens = self._counter("vllm:prompt_tokens", "Prompt tokens of requests that got a first token.")
         self.prompt_tokens_cached = self._counter("vllm:prompt_tokens_cached", "Prompt tokens taken from the cache.")
         self.generation_tokens = self._counter("vllm:generation_tokens", "Tokens generated.")

@@ -70,7 +70,8 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
     )
     progress("ready", 1.0)
     dtype = str(loaded.model.dtype).removeprefix("torch.")
-    return core, replace(core.info, device=str(device), dtype=dtype, load_s=time.monotonic() - started)
+    gpu = str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+    return core, replace(core.info, device=str(device), gpu=gpu, dtype=dtype, load_s=time.monotonic() - started)
 
 
 def _grammars(loaded: LoadedModel, vocab_size: int) -> GrammarFactory | None:

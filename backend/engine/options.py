@@ -116,6 +116,8 @@ class EngineInfo:
     max_num_seqs: int
     eos_token_ids: frozenset[int] = frozenset()
     device: str = "cpu"
+    gpu: str = ""
+    """The UUID of the GPU it runs on, without a prefix; empty on a CPU."""
     dtype: str = "float32"
     policy: str = "fcfs"
     load_s: float = 0.0

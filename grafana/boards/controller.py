@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from grafana_foundation_sdk.builders import dashboard as d
 from grafana_foundation_sdk.builders import statetimeline, timeseries
 
-from grafana.panels import Q, against_target, base, by_pool, lines, rate, row, stacked, state
+from grafana.panels import Q, against_target, base, by_pool, lines, rate, row, seen, stacked, state
 
 __all__ = ["build"]
 
@@ -103,6 +103,7 @@ def build() -> d.Dashboard:
                 f"{rate('trimtab_slo_requests_total', 'pool, slo')}",
                 "{{pool}} {{slo}}",
             ),
+            at_least=0.05,
         )
     )
     board.with_panel(
@@ -148,7 +149,7 @@ def _predictor() -> Iterator[timeseries.Panel | statetimeline.Panel]:
         "What predictions come from",
         "Predictions per second, by what carried them: learned model, prompt, template or usual length.",
         "reqps",
-        Q(rate("trimtab_predictor_source_total", "source"), "{{source}}"),
+        Q(seen("trimtab_predictor_source_total", "source"), "{{source}}"),
         width=12,
     )
     yield state(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as d
 
-from grafana.panels import Q, against_target, base, by_pool, lines, rate, row, stacked, state, value
+from grafana.panels import Q, against_target, base, by_pool, lines, rate, row, seen, stacked, state, value
 
 __all__ = ["build"]
 
@@ -118,9 +118,9 @@ def build() -> d.Dashboard:
     board.with_panel(
         stacked(
             "Shed by reason",
-            "Why requests were turned away or dropped, per second.",
+            "Why requests were turned away or dropped, per second: the reasons that occurred in the time shown.",
             "reqps",
-            Q(rate("trimtab_shed_total", "reason"), "{{reason}}"),
+            Q(seen("trimtab_shed_total", "reason"), "{{reason}}"),
         )
     )
     board.with_panel(
@@ -145,7 +145,7 @@ def build() -> d.Dashboard:
             "Requests by route",
             "Operations asked for, per second.",
             "reqps",
-            Q(rate("trimtab_requests_total", "route"), "{{route}}"),
+            Q(seen("trimtab_requests_total", "route"), "{{route}}"),
         )
     )
     board.with_panel(

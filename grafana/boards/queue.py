@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as d
 
-from grafana.panels import HISTOGRAMS, Q, base, by_pool, heat, lines, quantile, rate, row, stacked
+from grafana.panels import HISTOGRAMS, Q, base, by_pool, heat, lines, quantile, row, seen, stacked
 
 __all__ = ["build"]
 
@@ -73,7 +73,7 @@ def build() -> d.Dashboard:
             "Why batches left",
             "What ended the wait for company, per second.",
             "ops",
-            Q(rate("trimtab_batches_closed_total", "reason"), "{{reason}}"),
+            Q(seen("trimtab_batches_closed_total", "reason"), "{{reason}}"),
         )
     )
     board.with_panel(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from grafana_foundation_sdk.builders import dashboard as d
+from grafana_foundation_sdk.builders import timeseries
 
 from grafana.panels import Q, base, lines, quantile, rate, row, stacked
 
@@ -122,4 +125,39 @@ def build() -> d.Dashboard:
             at_least=1.0,
         )
     )
+    board.with_row(row("GPU, where there is one"))
+    for panel in _gpu(where):
+        board.with_panel(panel)
     return board
+
+
+def _gpu(where: str) -> Iterator[timeseries.Panel]:
+    yield lines(
+        "GPU utilisation",
+        "Share of time in which a kernel ran on the worker's GPU. A full GPU may still be used badly: see the batch.",
+        "percentunit",
+        Q(f"trimtab_worker_gpu_utilization_ratio{{{where}}}", "{{model_name}}"),
+        top=1.0,
+    )
+    yield lines(
+        "GPU memory",
+        "Memory in use on the GPU, by everybody; dashed, all there is.",
+        "bytes",
+        Q(f"trimtab_worker_gpu_memory_used_bytes{{{where}}}", "{{model_name}}"),
+        Q(f"trimtab_worker_gpu_memory_total_bytes{{{where}}}", "{{model_name}} total"),
+        dashed="total$",
+    )
+    yield lines(
+        "GPU power",
+        "What the GPU draws.",
+        "watt",
+        Q(f"trimtab_worker_gpu_power_watts{{{where}}}", "{{model_name}}"),
+        width=4,
+    )
+    yield lines(
+        "GPU temperature",
+        "On the chip.",
+        "celsius",
+        Q(f"trimtab_worker_gpu_temperature_celsius{{{where}}}", "{{model_name}}"),
+        width=4,
+    )

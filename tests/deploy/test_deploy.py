@@ -17,6 +17,7 @@ import yaml
 
 from proxy.config.load import check
 from proxy.config.source import read_text
+from proxy.state_file import default_path
 from tests.docs.pages import ROOT
 from tests.docs.test_commands import understand
 from tests.proxy.app.conftest import make_rig
@@ -64,7 +65,24 @@ class TestContainerfile:
         assert {"proxy", "worker"} <= stages
 
     def test_nothing_runs_as_root(self) -> None:
-        assert instructions("USER") == ["10001"]
+        stage, users = "", dict.fromkeys(("proxy", "worker"), "")
+        for word, rest in INSTRUCTIONS:
+            if word == "FROM":
+                stage = rest.split(" AS ")[1]
+            elif word == "USER":
+                users[stage] = rest
+        assert users == {"proxy": "10001", "worker": "10001"}
+
+    def test_the_state_that_a_volume_keeps_is_where_the_proxy_looks_for_it(self) -> None:
+        (given,) = re.findall(r"STATE_DIRECTORY=(\S+)", " ".join(instructions("ENV")))
+        assert any(
+            volume.endswith(f":{given}") for volume in yaml.safe_load(COMPOSE)["services"]["trimtab"]["volumes"]
+        )
+        assert f"-m 700 {given}" in " ".join(instructions("RUN")), "a volume takes over whose folder it covers"
+        config = check(read_text("upstreams: [http://a:1]", "x", {}))
+        path = default_path(config, {"STATE_DIRECTORY": given})
+        assert path is not None
+        assert path.parent == Path(given)
 
     def test_the_commands_are_understood(self) -> None:
         for entry, rest in zip(instructions("ENTRYPOINT"), instructions("CMD"), strict=True):

@@ -19,6 +19,7 @@ from prometheus_client.core import Metric
 
 from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
+from backend.gpu import Reading
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics as ProxyMetrics
 from proxy.predictor_metrics import PredictorMetrics
@@ -29,7 +30,9 @@ GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 BOARDS = sorted((GRAFANA / "dashboards").glob("*.json"))
 NAME = re.compile(r"(?<![\w:])(?:trimtab_|vllm:|process_)\w+")
 SELECTOR = re.compile(r"((?:trimtab_|vllm:|process_)\w+)\{([^}]*)\}")
-OFTEN = {"$__rate_interval": "1m", "$__interval": "15s", "$pool": ".*", "$model_name": ".*"}
+OFTEN = {"$__rate_interval": "1m", "$__interval": "15s", "$__range": "30m", "$pool": ".*", "$model_name": ".*"}
+BASE = "{{ with $externalLabels.trimtab_docs }}{{ . }}/{{ end }}"
+"""Where alerts find the documentation, as far as Prometheus was told."""
 ADDED = {"instance", "job", "le"}
 """Labels that scraping adds, and the one of histograms."""
 
@@ -39,7 +42,8 @@ def families() -> dict[str, set[str]]:
     """Return every series name that the proxy and the worker expose, with its labels."""
     operator = FakeOperator()
     operator.metrics.registry.register(PoolGauges(lambda: operator.pools.values(), operator.clock.now))
-    worker = WorkerMetrics("demo", block_size=16, num_blocks=64)
+    gpu = cast("Any", SimpleNamespace(read=lambda: Reading(0.0, 0, 0, 0.0, 0.0)))
+    worker = WorkerMetrics("demo", block_size=16, num_blocks=64, gpu=gpu)
     worker.render(EngineStats())
     crew = CollectorRegistry(auto_describe=False)
     crew.register(WorkerGauges(cast("Any", SimpleNamespace(members={}, config=operator.config, restarts=0))))
@@ -200,7 +204,8 @@ def test_every_alert_has_a_severity_a_summary_and_a_page() -> None:
     for alert in alerts:
         assert alert["labels"]["severity"] in ("page", "ticket", "info")
         assert alert["annotations"]["summary"].endswith(".")
-        assert alert["annotations"]["runbook_url"] == f"docs/alerts.md#{alert['alert'].lower()}"
+        page_of = f"{BASE}docs/alerts.md#{alert['alert'].lower()}"
+        assert alert["annotations"]["runbook_url"] == page_of
     assert headings == {alert["alert"] for alert in alerts}
 
 

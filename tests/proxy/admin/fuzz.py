@@ -27,7 +27,7 @@ CHECKS = (
 CONFIG = """
 [dictionaries]
 pool = {{values = ["chat", "spare"]}}
-plan = {{values = [1, 2, 3, 4, 5]}}
+plan = {{values = ["1", "2", "3", "4", "5"]}}
 law = {{values = ["aimd", "bandit", "deadline", "fixed", "gradient", "step"]}}
 upstream = {{values = ["{upstream}"]}}
 
@@ -45,11 +45,15 @@ negative_data_rejection.expected-statuses = [
 [[operations]]
 include-path = "/admin/v1/pools/{{pool}}/what-if"
 checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]
+
+[[operations]]
+include-path = "/readyz"
+checks.not_a_server_error.expected-statuses = ["2xx", "3xx", "4xx", "503"]
 """
 """Names that exist are drawn most of the time: what is refused at the door tries nothing behind it.
 
 412 refuses, too: whoever read an older state is told that first. A simulation that would take too long on a busy
-machine is given up with a documented 503."""
+machine is given up with a documented 503, and a proxy whose upstreams were all taken out is not ready."""
 ENDLESS = "/admin/v1/events"
 """A stream that goes on until its reader leaves; `tests/proxy/admin/test_events.py` reads it."""
 
