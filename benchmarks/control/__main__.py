@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.bars import report
-from benchmarks.control.engine import fairness_bars, gate_bars, ordering_bars
+from benchmarks.control.engine import fairness_bars, gate_bars
 from benchmarks.control.live import DAYS as LIVE_DAYS
 from benchmarks.control.live import live_bars
 from benchmarks.control.merge import (
@@ -29,6 +29,7 @@ from benchmarks.control.merge import (
     recovery_bars,
 )
 from benchmarks.control.mixed import mixed_bars
+from benchmarks.control.ordering import ordering_bars
 from benchmarks.control.overhead import overhead_bars
 from controller.simulator.arrivals import read_trace
 from controller.simulator.run import GRID
@@ -88,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "gate" in parts:
         bars += gate_bars(data, 600.0 if options.quick else 900.0, 1 if options.quick else 3, effort.seeds)
     if "ordering" in parts:
-        bars += ordering_bars(480.0 if options.quick else 1500.0, effort.seeds)
+        bars += ordering_bars(480.0 if options.quick else 1500.0, effort.seeds, data)
         bars += fairness_bars(60.0 if options.quick else 300.0)
     if "mixed" in parts:
         bars += mixed_bars(300.0 if options.quick else 900.0, effort.seeds)

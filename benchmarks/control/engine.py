@@ -1,15 +1,14 @@
-"""Bars 4 and 7: an engine that batches by itself; gating, ordering, fairness."""
+"""Bars 4 and 7: an engine that batches by itself; gating and fairness."""
 
 from __future__ import annotations
 
 import csv
 import gzip
-import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import fmean
 
 from benchmarks.bars import Bar
 from controller.observation import Result
@@ -17,17 +16,15 @@ from controller.simulator.arrivals import (
     Request,
     chat_lengths,
     gamma_arrivals,
-    poisson_arrivals,
     read_trace,
     speed_up,
 )
 from controller.simulator.engine import EnginePlant
 from controller.simulator.gate import simulate_gate
 from controller.simulator.profile import Profile
-from controller.simulator.record import Record, quantile
+from controller.simulator.record import Record
 from controller.simulator.run import LawSpec, play_engine
 from controller.slo import SLO
-from policies.base import Policy
 from policies.registry import create_policy
 
 MODERN = Profile((1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0), (45.0,) * 7, (19.1, 19.6, 20.0, 20.4, 23.0, 30.0, 46.0))
@@ -143,86 +140,6 @@ def gate_bars(data: Path | None, horizon_s: float, names: int, seeds: Sequence[i
         Bar.above("gate: deadline / best fixed limit, worst day", worst, 0.97),
         Bar.above("gate: deadline / ungated engine, worst day", gain, 1.15),
     ]
-
-
-WARM_UP_S = 120.0
-
-
-def _chat_day(rate: float, horizon_s: float, seed: int, tau: float) -> list[Request]:
-    """Return chat traffic with predictions whose rank correlation (Kendall) with the truth is `tau`."""
-    rng = random.Random(100 + seed)
-    times = poisson_arrivals(lambda _: rate, rate, horizon_s, rng)
-    lengths = chat_lengths(len(times), 174.0, rng)
-    order = sorted(range(len(lengths)), key=lambda i: (lengths[i], i))
-    rho = math.sin(tau * math.pi / 2.0)
-    normal = NormalDist()
-    ordered = sorted(lengths)
-    predicted = [0.0] * len(lengths)
-    for rank, index in enumerate(order):
-        z = normal.inv_cdf((rank + 0.5) / len(order))
-        noisy = rho * z + math.sqrt(1.0 - rho * rho) * rng.gauss(0.0, 1.0)
-        predicted[index] = float(ordered[min(len(ordered) - 1, int(normal.cdf(noisy) * len(ordered)))])
-    return [Request(time, 64, length, guess) for time, length, guess in zip(times, lengths, predicted, strict=True)]
-
-
-def _order(requests: Sequence[Request], policy: Policy, seed: int, horizon_s: float) -> Record:
-    law = LawSpec("fixed", size=16, highest=16, options={"admission": False})
-    plant = EnginePlant(prefill_token_s=45e-3 / 512.0, kv_tokens=1_000_000)
-    return simulate_gate(
-        requests,
-        law.controller(SLO(ttft_s=10.0), "gate"),
-        plant,
-        horizon_s=horizon_s,
-        seed=seed,
-        policy=policy,
-        max_wait_s=10.0,
-    )
-
-
-def ordering_bars(horizon_s: float, seeds: Sequence[int]) -> list[Bar]:
-    """Bar 7: ordering by predicted length (tau 0.36), aged, against first come, first served; ttft of 10 s."""
-    flood = _order(_chat_day(10.0, 300.0, 0, 0.36), create_policy("fcfs"), 0, 300.0)
-    capacity = sum(fate.result is Result.OK and fate.done <= 300.0 for fate in flood.fates) / 300.0
-    print(f"ordering: capacity of sixteen places {capacity:.2f} requests a second")
-    rows = {}
-    for load in (1.3, 0.7):
-        for name in ("fcfs", "predicted"):
-            days_ = [(seed, _chat_day(load * capacity, horizon_s, seed, 0.36)) for seed in seeds]
-            records = [_order(requests, create_policy(name), seed, horizon_s) for seed, requests in days_]
-            rows[load, name] = [_ordering_row(record) for record in records]
-            share, median, longest = (fmean(row[i] for row in rows[load, name]) for i in range(3))
-            print(
-                f"ordering at {load:g}x load, {name:9}: {100 * share:.1f}% in time, "
-                f"median {median:.1f} s, longest quarter served {100 * longest:.0f}%",
-                flush=True,
-            )
-
-    def mean(load: float, name: str, column: int) -> float:
-        return fmean(row[column] for row in rows[load, name])
-
-    return [
-        Bar.above(
-            "ordering at 1.3x load: points in time over fcfs",
-            100 * (mean(1.3, "predicted", 0) - mean(1.3, "fcfs", 0)),
-            5.0,
-        ),
-        Bar.above("ordering at 1.3x load: median better by", mean(1.3, "fcfs", 1) / mean(1.3, "predicted", 1), 2.0),
-        Bar.above(
-            "ordering: longest quarter served over fcfs", mean(1.3, "predicted", 2) / mean(1.3, "fcfs", 2), 0.85
-        ),
-        Bar.above("ordering at 0.7x load: in time over fcfs", mean(0.7, "predicted", 0) / mean(0.7, "fcfs", 0), 0.99),
-    ]
-
-
-def _ordering_row(record: Record) -> tuple[float, float, float]:
-    # The first minutes are spent filling the queue.
-    fates = [fate for fate in record.fates if fate.arrival >= WARM_UP_S]
-    served = [fate for fate in fates if fate.result is Result.OK]
-    in_time = sum(record.on_time(fate) for fate in served) / len(fates)
-    threshold = quantile(sorted(fate.output_tokens for fate in fates), 0.75)
-    longest = [fate for fate in fates if fate.output_tokens >= threshold]
-    kept = sum(record.on_time(fate) for fate in longest) / max(1, len(longest))
-    return in_time, quantile(sorted(fate.e2e for fate in served), 0.5), kept
 
 
 def fairness_bars(horizon_s: float) -> list[Bar]:

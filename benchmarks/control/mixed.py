@@ -25,8 +25,8 @@ DAYS = ("steady 70 % @ 6 s", "overload @ 6 s", "bursts @ 6 s")
 class _InOrder(MergeUpstream):
     """Takes every batch from the head of the order, whatever was promised to whom."""
 
-    def _whole(self, *args: Any, mixed: bool, **named: Any) -> Choice:
-        return super()._whole(*args, mixed=False, **named)
+    def _form(self, *args: Any, mixed: bool, **named: Any) -> Choice:
+        return super()._form(*args, mixed=False, **named)
 
 
 def _play(day: Scenario, seed: int, *, in_order: bool) -> Record:

@@ -15,6 +15,8 @@ from benchmarks.predictor.replaying import Timeline, fresh_copy, new_predictor, 
 from benchmarks.predictor.scoring import RIVALS, Point, Scores, Table, beats, quantile, scores
 from controller.predictor import LengthPredictor, Prediction
 
+FILE = "alpaca_eval_lengths.jsonl.gz"
+
 
 class Answer(NamedTuple):
     prompt: int
@@ -25,7 +27,7 @@ class Answer(NamedTuple):
 
 
 def read_alpaca(data: Path) -> list[Answer]:
-    with gzip.open(data / "alpaca_eval_lengths.jsonl.gz", "rt", encoding="utf-8") as lines:
+    with gzip.open(data / FILE, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [Answer(r["id"], r["model"], r["instruction"], r["prompt_tok_est"], r["output_tok_est"]) for r in rows]
 

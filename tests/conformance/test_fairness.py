@@ -62,3 +62,13 @@ async def test_two_backlogged_tenants_of_ten_to_one_sizes_get_the_same() -> None
     served, in_flight = await backlog({"large": 500, "small": 50}, {"large": 8, "small": 24}, 700)
     assert abs(served["large"] - served["small"]) <= 2 * in_flight, served
     assert min(served.values()) > 4 * in_flight
+
+
+async def test_ten_tenants_of_all_sizes_share_alike() -> None:
+    sizes = {f"tenant {index}": 40 * index for index in range(1, 11)}
+    served, _ = await backlog(sizes, dict.fromkeys(sizes, 12), 700)
+    shares = list(served.values())
+    # Jain, Chiu and Hawe 1984: 1 when all got the same, 1/n when one got everything.
+    jain = sum(shares) ** 2 / (len(sizes) * sum(share * share for share in shares))
+    assert jain >= 0.98, served
+    assert min(shares) > 2_000

@@ -1,0 +1,183 @@
+"""Bar 7: an engine whose queue is ordered by predicted length: of made-up predictions, and of the predictor's own."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist, fmean
+from typing import NamedTuple
+
+from benchmarks.bars import Bar
+from benchmarks.predictor.alpaca import FILE, Answer, ask, read_alpaca, replay, split
+from benchmarks.predictor.replaying import Timeline, new_predictor, settle
+from controller.observation import Result
+from controller.predictor.calibration import kendall_tau
+from controller.predictor.trainer import sklearn_installed
+from controller.simulator.arrivals import Request, chat_lengths, poisson_arrivals
+from controller.simulator.engine import EnginePlant
+from controller.simulator.gate import simulate_gate
+from controller.simulator.record import Record, quantile
+from controller.simulator.run import LawSpec
+from controller.slo import SLO
+from policies.base import Policy
+from policies.registry import create_policy
+
+WARM_UP_S = 120.0
+
+
+class Sizes(NamedTuple):
+    """What a request asks for, in tokens."""
+
+    prompt: int
+    output: int
+    predicted: float
+
+
+Draw = Callable[[int, random.Random], Sequence[Sizes]]
+"""So many requests, drawn at random."""
+
+
+def _day(draw: Draw, rate: float, horizon_s: float, seed: int) -> list[Request]:
+    rng = random.Random(100 + seed)
+    times = poisson_arrivals(lambda _: rate, rate, horizon_s, rng)
+    return [Request(time, *sizes) for time, sizes in zip(times, draw(len(times), rng), strict=True)]
+
+
+def _chat(_: int, tau: float = 0.36) -> Draw:
+    """Chat lengths, and predictions whose rank correlation (Kendall) with the truth is `tau`."""
+
+    def draw(count: int, rng: random.Random) -> list[Sizes]:
+        lengths = chat_lengths(count, 174.0, rng)
+        order = sorted(range(count), key=lambda i: (lengths[i], i))
+        rho = math.sin(tau * math.pi / 2.0)
+        normal = NormalDist()
+        ordered = sorted(lengths)
+        predicted = [0.0] * count
+        for rank, index in enumerate(order):
+            z = normal.inv_cdf((rank + 0.5) / count)
+            noisy = rho * z + math.sqrt(1.0 - rho * rho) * rng.gauss(0.0, 1.0)
+            predicted[index] = float(ordered[min(count - 1, int(normal.cdf(noisy) * count))])
+        return [Sizes(64, length, guess) for length, guess in zip(lengths, predicted, strict=True)]
+
+    return draw
+
+
+def _missing(data: Path | None) -> str:
+    """Return what is missing to ask the real predictor, empty when nothing is."""
+    if data is None or not (data / FILE).exists():
+        return f"it needs --data DIR (or TRIMTAB_DATA) with {FILE}"
+    return "" if sklearn_installed() else "it needs scikit-learn (the extra `predictor`)"
+
+
+def _alpaca(answers: Sequence[Answer], seed: int) -> Draw:
+    """One model's answers to prompts that were held out, and what a predictor trained on the others says of them.
+
+    The predictor has seen six models answer the other 70 % of the prompts. It learns nothing from what it is asked
+    here, so that a prompt that is drawn twice is as new the second time.
+    """
+    known, held_out = split(answers, seed)
+    models = sorted({answer.model for answer in answers})
+    mine = [answer for answer in held_out if answer.model == models[seed % len(models)]]
+    clock = Timeline()
+    predictor = new_predictor(clock, rows=10**9, min_rows=len(known), every_s=1e12)
+    replay(predictor, clock, known)
+    settle(predictor)
+    pairs = [Sizes(a.prompt_tokens, a.tokens, ask(predictor, a).p50) for a in mine]
+    tau = kendall_tau([size.predicted for size in pairs], [float(size.output) for size in pairs])
+    print(f"ordering, real predictor, seed {seed}: {mine[0].model}, {len(pairs)} prompts never seen, tau {tau:.3f}")
+    return lambda count, rng: rng.choices(pairs, k=count)
+
+
+def _order(requests: Sequence[Request], policy: Policy, seed: int, horizon_s: float) -> Record:
+    law = LawSpec("fixed", size=16, highest=16, options={"admission": False})
+    plant = EnginePlant(prefill_token_s=45e-3 / 512.0, kv_tokens=1_000_000)
+    return simulate_gate(
+        requests,
+        law.controller(SLO(ttft_s=10.0), "gate"),
+        plant,
+        horizon_s=horizon_s,
+        seed=seed,
+        policy=policy,
+        max_wait_s=10.0,
+    )
+
+
+def ordering_bars(horizon_s: float, seeds: Sequence[int], data: Path | None) -> list[Bar]:
+    """Bar 7: ordering by predicted length, aged, against first come, first served; ttft of 10 s.
+
+    Once with lengths as well predicted as a tau of 0.36 says, once with what the trained predictor says of prompts
+    that it has not seen, where the data is there.
+    """
+    bars = _compare("tau 0.36", horizon_s, {seed: _chat(seed) for seed in seeds})
+    missing = _missing(data)
+    if missing:
+        print(f"ordering with the real predictor's lengths: skipped, {missing}")
+        return bars
+    assert data is not None
+    answers = read_alpaca(data)
+    return bars + _compare("real predictor", horizon_s, {seed: _alpaca(answers, seed) for seed in seeds})
+
+
+def _compare(what: str, horizon_s: float, traffic: Mapping[int, Draw]) -> list[Bar]:
+    rows: dict[tuple[float, str], list[tuple[float, float, float]]] = defaultdict(list)
+    for seed, draw in traffic.items():
+        flood = _order(_day(draw, 10.0, 300.0, seed), create_policy("fcfs"), 0, 300.0)
+        capacity = sum(fate.result is Result.OK and fate.done <= 300.0 for fate in flood.fates) / 300.0
+        print(f"ordering, {what}, seed {seed}: capacity of sixteen places {capacity:.2f} requests a second")
+        for load in (1.3, 0.7):
+            requests = _day(draw, load * capacity, horizon_s, seed)
+            for name in ("fcfs", "predicted"):
+                row = _ordering_row(_order(requests, create_policy(name), seed, horizon_s))
+                rows[load, name].append(row)
+                _show(f"at {load:g}x load, {name}", row)
+            if load > 1.0:
+                known = [replace(request, predicted_tokens=float(request.output_tokens)) for request in requests]
+                unaged = create_policy("predicted", {"alpha": 0.01, "max_slack_s": 1e9})
+                _show("  the true lengths, unaged", _ordering_row(_order(known, unaged, seed, horizon_s)))
+
+    def mean(load: float, name: str, column: int) -> float:
+        return fmean(row[column] for row in rows[load, name])
+
+    return [
+        Bar.above(
+            f"ordering, {what}, at 1.3x load: points in time over fcfs",
+            100 * (mean(1.3, "predicted", 0) - mean(1.3, "fcfs", 0)),
+            5.0,
+        ),
+        Bar.above(
+            f"ordering, {what}, at 1.3x load: median better by",
+            mean(1.3, "fcfs", 1) / mean(1.3, "predicted", 1),
+            2.0,
+        ),
+        Bar.above(
+            f"ordering, {what}: longest quarter served over fcfs",
+            mean(1.3, "predicted", 2) / mean(1.3, "fcfs", 2),
+            0.85,
+        ),
+        Bar.above(
+            f"ordering, {what}, at 0.7x load: in time over fcfs",
+            mean(0.7, "predicted", 0) / mean(0.7, "fcfs", 0),
+            0.99,
+        ),
+    ]
+
+
+def _show(what: str, row: tuple[float, float, float]) -> None:
+    share, median, longest = row
+    text = f"{100 * share:.1f}% in time, median {median:.1f} s, longest quarter served {100 * longest:.0f}%"
+    print(f"  {what:28}: {text}", flush=True)
+
+
+def _ordering_row(record: Record) -> tuple[float, float, float]:
+    # The first minutes are spent filling the queue.
+    fates = [fate for fate in record.fates if fate.arrival >= WARM_UP_S]
+    served = [fate for fate in fates if fate.result is Result.OK]
+    in_time = sum(record.on_time(fate) for fate in served) / len(fates)
+    threshold = quantile(sorted(fate.output_tokens for fate in fates), 0.75)
+    longest = [fate for fate in fates if fate.output_tokens >= threshold]
+    kept = sum(record.on_time(fate) for fate in longest) / max(1, len(longest))
+    return in_time, quantile(sorted(fate.e2e for fate in served), 0.5), kept
