@@ -31,7 +31,7 @@ TIGHT = "tpot"
 """The latency whose promise is tightened until one request in twenty misses it, however fast the machine is."""
 PROMISES = ("slo.ttft_ms=5000", "slo.e2e_ms=20000", "slo.queue_ms=10000")
 SHIFTS = (
-    (0.20, "PATCH", "/admin/v1/pools/default/setpoints?for_s=5", {"window_ms": 400}),
+    (0.20, "PATCH", "/admin/v1/pools/default/setpoints?for_s=5", {"window_ms": 900}),
     (0.35, "PATCH", "/admin/v1/pools/default/slo", TIGHT),
     (0.60, "PATCH", "/admin/v1/pools/default/slo", EASY),
     (0.65, "PATCH", "/admin/v1/pools/default/setpoints?for_s=6", {"max_batch_size": 3}),
@@ -91,7 +91,7 @@ def _commands(port: int, admin: int, worker: int) -> tuple[tuple[str, ...], tupl
     model = (sys.executable, "-m", "backend", "--model", "demo", "--dtype", "float32", "--port", str(worker))
     upstream = f"upstreams=[{{url: 'http://127.0.0.1:{worker}', profile: trimtab-worker}}]"
     chosen = (upstream, f"slo.tpot_ms={EASY['tpot_ms']}", *PROMISES, "predictor.mode=history", "drain.grace_s=0",
-              "setpoints.window_ms.max=500")  # fmt: skip
+              "setpoints.window_ms.max=1000")  # fmt: skip
     proxy = (
         sys.executable, "-m", "proxy.cli", "serve", "--workers", "2", "--port", str(port), "--admin-port", str(admin),
         *(word for one in chosen for word in ("--set", one)),

@@ -22,10 +22,11 @@ KNOBS = ("max_batch_size", "window_ms")
 
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "queue_size": ("Requests waiting.", ("pool", "class")),
-    "queue_oldest_seconds": ("How long the oldest one has waited.", ("pool",)),
+    "queue_oldest_seconds": ("How long the oldest one has waited.", ("pool", "class")),
     "queue_tokens": ("Predicted tokens of work waiting.", ("pool",)),
     "inflight": ("Items (merge) or sequences (gate) at the upstreams.", ("pool",)),
     "inflight_calls": ("Upstream calls in flight.", ("pool",)),
+    "leases": ("Slots at upstreams that are taken and not yet given back.", ("pool",)),
     "saturation_ratio": ("Share in use of what the setpoints allow in flight.", ("pool",)),
     "setpoint_max_batch_size": ("The batch size knob: largest batch, or sequences allowed in flight.", ("pool",)),
     "setpoint_window_seconds": ("The batching window knob.", ("pool",)),
@@ -121,13 +122,14 @@ def _promise(put: _Put, pool: PoolView) -> None:
 def _load(put: _Put, pool: PoolView, now: float) -> None:
     name, load, stats = pool.name, pool.load(now), pool.stats()
     queue = stats.get("queue", {})
-    by_class = queue.get("by_class", {})
+    by_class, ages = queue.get("by_class", {}), queue.get("ages_s", {})
     for klass in pool.config.classes:
         put("queue_size", by_class.get(klass, 0), name, klass)
-    put("queue_oldest_seconds", queue.get("oldest_age_s", 0.0), name)
+        put("queue_oldest_seconds", ages.get(klass, 0.0), name, klass)
     put("queue_tokens", load.queued_tokens, name)
     put("inflight", load.inflight, name)
     put("inflight_calls", load.inflight_calls, name)
+    put("leases", stats.get("leases", 0), name)
     calls = max(1, load.slots) if pool.controller.mode == "merge" else 1
     put("saturation_ratio", load.inflight / (pool.controller.setpoints.max_batch_size * calls), name)
     for upstream in stats.get("upstreams", ()):

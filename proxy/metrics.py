@@ -38,6 +38,7 @@ DURATION_BOUNDS = (
 QUEUE_BOUNDS = (
     0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )  # fmt: skip
+TICK_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 WINDOW_BOUNDS = (
     0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
     1.0, 5.0, 60.0,
@@ -145,12 +146,16 @@ class Metrics:
             "trimtab_event_loop_delay_seconds", "How late the event loop woke up for a timer.", (),
             (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
         )  # fmt: skip
+        self.tick = hist(
+            "trimtab_controller_tick_seconds", "What a look of the controller at its pool took, once a second.",
+            ("pool",), TICK_BOUNDS,
+        )  # fmt: skip
         self._by_latency = {"e2e": self.duration, "ttft": self.ttft, "tpot": self.tpot, "queue": self.queue}
         self._families: list[Family] = [
             self.requests, self.duration, self.ttft, self.tpot, self.queue, self.batch_size,
             self.window, self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens,
             self.output_tokens, self.upstream_requests, self.retries, self.fallbacks, self.decisions, self.reloads,
-            self.loop_delay,
+            self.loop_delay, self.tick,
         ]  # fmt: skip
 
     def configure(self, pools: Sequence[PoolConfig]) -> None:
@@ -269,6 +274,10 @@ class Metrics:
     def reloaded(self, *, ok: bool) -> None:
         """Count one reload of the configuration."""
         self.reloads.labels("ok" if ok else "failed").value += 1.0
+
+    def ticked(self, pool: str, seconds: float) -> None:
+        """Note what a look of the controller at its pool took."""
+        self._pools[pool].tick.observe(seconds)
 
     def loop_delayed(self, seconds: float) -> None:
         """Note how late the event loop was for a timer."""

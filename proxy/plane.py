@@ -8,7 +8,7 @@ import gc
 import logging
 import socket
 from collections.abc import Mapping
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from controller.loop import PoolController
@@ -133,11 +133,13 @@ class DataPlane:
         """Let somebody decide about a pool. A law that fails is logged; serving goes on with the setpoints as is."""
         if self._pools.get(pool.name) is not pool:
             return
+        began = perf_counter()
         try:
             self._control.tick(pool, self._clock.now())
         except Exception:
             _LOG.exception("the controller of pool %s failed", pool.name)
         finally:
+            self._metrics.ticked(pool.name, perf_counter() - began)
             self._schedule(pool)
 
     def _measure_delay(self, expected: float) -> None:

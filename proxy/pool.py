@@ -203,6 +203,7 @@ class Pool:
                 "tokens": round(self.queue.tokens, 1),
                 "by_class": {name: self.queue.by_class.get(name, 0) for name in self.config.classes},
                 "oldest_age_s": 0.0 if oldest is None else max(0.0, now - oldest),
+                "ages_s": {name: max(0.0, now - came) for name, came in self.queue.oldest_by_class().items()},
                 "max_requests": self._share.part(self.config.queue.max_requests),
             },
             "inflight": self._items_inflight,

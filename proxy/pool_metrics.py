@@ -40,6 +40,7 @@ class PoolMetrics:
         self.queue = _per_class(owner.queue, name, self.classes)
         self.batch_size = owner.batch_size.labels(name)
         self.window = owner.window.labels(name)
+        self.tick = owner.tick.labels(name)
         self.prompt_tokens = owner.prompt_tokens.labels(name)
         self.output_tokens = owner.output_tokens.labels(name)
         self._judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}

@@ -222,6 +222,15 @@ class WaitQueue:
             self._on_left(lane)
         return True
 
+    def oldest_by_class(self) -> dict[str, float]:
+        """Return when the one who has waited longest of each class that waits came (monotonic seconds)."""
+        found: dict[str, float] = {}
+        for waiting in self._arrivals:
+            found.setdefault(waiting.klass, waiting.job.arrival)
+            if len(found) == len(self._by_class):
+                break
+        return found
+
     def drop(self, waiting: Waiting, why: Drop) -> None:
         """Take `waiting` out and tell it why."""
         if self.cancel(waiting):

@@ -24,9 +24,9 @@ def build() -> d.Dashboard:
     board.with_panel(
         lines(
             "Oldest",
-            "How long the oldest waiting request has waited.",
+            "How long the oldest waiting request of each class has waited.",
             "s",
-            Q(by_pool("trimtab_queue_oldest_seconds"), "{{pool}}"),
+            Q('max by (class) (trimtab_queue_oldest_seconds{pool=~"$pool"})', "{{class}}"),
         )
     )
     board.with_panel(

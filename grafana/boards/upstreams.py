@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders import dashboard as d
 
-from grafana.panels import Q, base, by_pool, lines, rate, row, stacked, state
+from grafana.panels import Q, base, by_pool, lines, quantile, rate, row, stacked, state
 
 __all__ = ["build"]
 
@@ -157,7 +157,15 @@ def build() -> d.Dashboard:
             Q('process_max_fds{job="trimtab"}', "{{instance}} limit"),
             dashed="limit$",
             log=10,
-            width=12,
+        )
+    )
+    board.with_panel(
+        lines(
+            "Controller's look",
+            "What a look of the controller at its pool takes, once a second; the event loop waits for it.",
+            "s",
+            Q(quantile(0.5, "trimtab_controller_tick_seconds", "pool"), "{{pool}} p50"),
+            Q(quantile(0.99, "trimtab_controller_tick_seconds", "pool"), "{{pool}} p99"),
         )
     )
     board.with_panel(
@@ -166,7 +174,6 @@ def build() -> d.Dashboard:
             "Reloads since start, by result.",
             "none",
             Q("sum by (result) (trimtab_config_reloads_total)", "{{result}}"),
-            width=12,
         )
     )
     board.with_row(row("Processes, with several workers"))

@@ -116,6 +116,7 @@ class LedPool:
                     name: sum(queue["by_class"].get(name, 0) for queue in queues) for name in self.config.classes
                 },
                 "oldest_age_s": max((queue["oldest_age_s"] for queue in queues), default=0.0),
+                "ages_s": _greatest(queue["ages_s"] for queue in queues),
                 "max_requests": self.config.queue.max_requests,
             },
             **{key: sum(stats[key] for stats in found) for key in ("inflight", "inflight_calls", "leases")},
@@ -147,6 +148,15 @@ class LedPool:
             for upstream in stats["upstreams"]:
                 by_url.setdefault(upstream["url"], []).append(upstream)
         return [_upstream(seen) for seen in by_url.values()]
+
+
+def _greatest(ages: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the greatest age under every name."""
+    found: dict[str, float] = {}
+    for one in ages:
+        for name, age in one.items():
+            found[name] = max(age, found.get(name, 0.0))
+    return found
 
 
 def _upstream(seen: list[dict[str, Any]]) -> dict[str, Any]:

@@ -125,6 +125,21 @@ def test_oldest_is_the_first_arrival_whatever_the_order() -> None:
     assert queue.oldest == start + 3.0
 
 
+def test_of_each_class_that_waits_the_first_arrival_is_known() -> None:
+    clock = VirtualClock()
+    queue = make_queue(clock)
+    start = clock.now()
+    first = guest(clock, klass="batch")
+    queue.push(first, "k")
+    clock.advance(1.0)
+    queue.push(guest(clock, klass="default"), "other")
+    clock.advance(1.0)
+    queue.push(guest(clock, klass="batch"), "k")
+    assert queue.oldest_by_class() == {"batch": start, "default": start + 1.0}
+    queue.cancel(first)
+    assert queue.oldest_by_class() == {"batch": start + 2.0, "default": start + 1.0}
+
+
 def test_closing_tells_everybody() -> None:
     clock = VirtualClock()
     queue = make_queue(clock)

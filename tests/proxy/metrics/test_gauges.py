@@ -53,13 +53,16 @@ def test_load_and_saturation() -> None:
     operator = FakeOperator()
     operator.pools["chat"].current = Load(queued=5, queued_tokens=700.0, inflight=4, inflight_calls=4)
     operator.pools["chat"].state = {
-        "queue": {"by_class": {"batch": 5}, "oldest_age_s": 1.5},
+        "queue": {"by_class": {"batch": 5}, "oldest_age_s": 1.5, "ages_s": {"batch": 1.5}},
+        "leases": 4,
         "upstreams": [{"url": "http://a:1", "state": "ejected", "inflight": 4, "failure_rate": 0.5,
                        "connections_open": 6, "connections_idle": 2}],
     }  # fmt: skip
     assert value(operator, "queue_size", pool="chat", **{"class": "batch"}) == 5
     assert value(operator, "queue_size", pool="chat", **{"class": "default"}) == 0
-    assert value(operator, "queue_oldest_seconds", pool="chat") == 1.5
+    assert value(operator, "queue_oldest_seconds", pool="chat", **{"class": "batch"}) == 1.5
+    assert value(operator, "queue_oldest_seconds", pool="chat", **{"class": "default"}) == 0.0
+    assert value(operator, "leases", pool="chat") == 4
     assert value(operator, "inflight", pool="chat") == 4
     assert value(operator, "saturation_ratio", pool="chat") == 0.5
     assert value(operator, "upstream_healthy", pool="chat", upstream="http://a:1") == 0

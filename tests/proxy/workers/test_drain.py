@@ -37,7 +37,7 @@ def test_the_orders_name_who_is_out_until_it_is_taken_back_in() -> None:
 )
 def test_it_is_drained_once_every_worker_has_finished(states: tuple[str, str], shown: str) -> None:
     pool = led([])
-    queue = {"requests": 0, "items": 0, "tokens": 0.0, "by_class": {}, "oldest_age_s": 0.0}
+    queue = {"requests": 0, "items": 0, "tokens": 0.0, "by_class": {}, "oldest_age_s": 0.0, "ages_s": {}}
     for worker, state in enumerate(states):
         stats = {"queue": queue, "inflight": 0, "inflight_calls": 0, "leases": 0, "draining": False,
                  "predictor": {"mode": "off"},

@@ -205,7 +205,8 @@ def test_a_follower_turns_no_knob_of_its_own_and_counts_arrivals() -> None:
 
 def report(inflight: int, queued: int, **upstream: Any) -> dict[str, Any]:
     state = {"url": "http://a:1", "state": "up", "inflight": inflight, "failure_rate": 0.0, "profile": "auto"}
-    queue = {"requests": queued, "items": queued, "tokens": 1.5, "by_class": {"default": queued}, "oldest_age_s": 1.0}
+    queue = {"requests": queued, "items": queued, "tokens": 1.5, "by_class": {"default": queued}, "oldest_age_s": 1.0,
+             "ages_s": {"default": float(queued)}}  # fmt: skip
     stats = {"queue": queue, "inflight": inflight, "inflight_calls": inflight, "leases": inflight, "draining": False,
              "predictor": {"mode": "off"}, "upstreams": [state | upstream]}  # fmt: skip
     load = Load(queued=queued, inflight=inflight, slots=2, app_limited=True)
@@ -224,6 +225,7 @@ def test_a_led_pool_is_the_sum_of_what_workers_report() -> None:
     load, stats = pool.load(1.0), pool.stats()
     assert (load.queued, load.inflight, load.slots, load.app_limited) == (5, 5, 4, True)
     assert stats["queue"]["by_class"]["default"] == 5
+    assert stats["queue"]["ages_s"] == {"default": 4.0}
     assert stats["upstreams"] == [
         {"url": "http://a:1", "state": "ejected", "inflight": 5, "failure_rate": 0.5, "profile": "auto"}
     ]

@@ -19,7 +19,7 @@ from proxy.workers.pools import LedPool
 from proxy.workers.predictors import Predictors
 
 CONFIG = Config.model_validate({"upstreams": ["http://a:1"], "policy": "sjf"}).pools[0]
-QUEUE = {"requests": 0, "items": 0, "tokens": 0.0, "by_class": {}, "oldest_age_s": 0.0}
+QUEUE = {"requests": 0, "items": 0, "tokens": 0.0, "by_class": {}, "oldest_age_s": 0.0, "ages_s": {}}
 
 
 def said(n: int, model: str = "m") -> dict[str, Any]:
