@@ -70,7 +70,7 @@ def command(
         )
         admin = bind(config.admin.host, config.admin.port, key="admin", flag="--admin-port")
     except BindError as error:
-        die(error)
+        die(f'{error}; with make: make run ARGS="--port 9080 --admin-port 9081"')
     from proxy import logs
     from proxy.descriptors import needed, raise_limit
     from proxy.run import run_loop

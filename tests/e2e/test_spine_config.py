@@ -71,7 +71,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(
         code, out, err = run_to_its_end(tmp_path, *command, flag, port, other, "0")
     assert (code, out) == (2, "")
     assert err.count("\n") == 1, err
-    for word in (f"127.0.0.1:{port}", "in use", flag):
+    for word in (f"127.0.0.1:{port}", "in use", flag, *(['make run ARGS="--port'] if command == ("up",) else [])):
         assert word in err
 
 
