@@ -41,10 +41,11 @@ request id.
 that was set while running, so that "how many were in time" is exact and not interpolated.
 
 **Histograms are classic.** Prometheus takes native histograms over protobuf, which its Python client (0.26) does not
-write; that one writes them in the draft of OpenMetrics 2.0, which Prometheus does not ask for. So rules and dashboards use
-buckets. Prometheus 3 can store these histograms as native ones with the same boundaries, targets included:
-`convert_classic_histograms_to_nhcb: true` in the scrape configuration, and `always_scrape_classic_histograms: true` beside
-it as long as the dashboards here are in use. In OpenMetrics, buckets carry the ids of [traces](tracing.md) as exemplars.
+write; it writes them in the draft of OpenMetrics 2.0, which Prometheus does not ask for. So rules and dashboards
+use buckets. Prometheus 3 can store these histograms as native ones with the same boundaries, targets included:
+`convert_classic_histograms_to_nhcb: true` in the scrape configuration, and `always_scrape_classic_histograms: true`
+beside it as long as the dashboards here are in use. In OpenMetrics, buckets carry the ids of [traces](tracing.md) as
+exemplars.
 
 **Counters start at 0** for everything the configuration names, so that the first error is a rise and not a new
 series.
