@@ -228,3 +228,14 @@ def test_every_alert_has_a_firing_and_a_silent_case() -> None:
 def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *arguments], cwd=GRAFANA, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_a_gpu_its_panels_and_their_heading_are_left_out_and_nothing_else() -> None:
+    from grafana.check import GPU, without_gpu
+
+    for path in BOARDS:
+        board = load(path)
+        kept = without_gpu(board)["panels"]
+        gone = [panel for panel in board["panels"] if panel not in kept]
+        assert all(panel["type"] == "row" or GPU in panel["targets"][0]["expr"] for panel in gone)
+        assert len(gone) == (5 if path.stem == "worker" else 0)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -248,6 +250,33 @@ async def test_latencies_carry_the_trace_as_an_exemplar(make_rig: Make) -> None:
             text = await answer.text()
     rows = [line for line in text.splitlines() if line.startswith("trimtab_request_duration_seconds_bucket")]
     assert sum(f'# {{trace_id="{PARENT.split("-")[1]}"}}' in row for row in rows) == 1
+
+
+async def test_what_was_traced_reaches_a_collector_over_otlp_when_the_proxy_stops(make_rig: Make) -> None:
+    proto = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    names: list[str] = []
+
+    async def collect(request: web.Request) -> web.Response:
+        export = proto.ExportTraceServiceRequest()
+        export.ParseFromString(await request.read())
+        for resource in export.resource_spans:
+            attributes = {entry.key: entry.value.string_value for entry in resource.resource.attributes}
+            assert attributes["service.name"] == "front"
+            names.extend(span.name for scope in resource.scope_spans for span in scope.spans)
+        return web.Response(content_type="application/x-protobuf")
+
+    app = web.Application()
+    app.router.add_post("/v1/traces", collect)
+    async with MockUpstream() as upstream, TestServer(app) as collector:
+        endpoint = str(collector.make_url("/v1/traces"))
+        rig = await make_rig(
+            upstreams=[upstream.url],
+            tracing={"enabled": True, "endpoint": endpoint, "ratio": 1.0, "service_name": "front"},
+            **merging(2),
+        )
+        assert await asyncio.gather(embed(rig, "a1", {}), embed(rig, "b2", {})) == [200, 200]
+        await rig.proxy.stop()
+    assert sorted(names) == ["POST embeddings"] * 2 + ["embeddings m"] * 3 + ["queue"] * 2 + ["window"] * 2
 
 
 def test_tracing_without_the_extra_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
