@@ -208,7 +208,7 @@ class Chunks:
             parser = self._parsers[delta.index]
             text = parser.feed(text)
             if delta.finish_reason is not None:
-                rest, calls = parser.finish()
+                rest, calls = parser.finish(cut=delta.finish_reason is FinishReason.LENGTH)
                 text += rest
         logprobs = None
         if delta.logprobs:
@@ -233,7 +233,7 @@ def _full_choice(service: Service, plan: Plan, index: int, choice: Choice) -> di
     if plan.tools is not None:
         parser = ToolParser(plan.tools)
         before = parser.feed(choice.text)
-        rest, calls = parser.finish()
+        rest, calls = parser.finish(cut=choice.finish_reason is FinishReason.LENGTH)
         content = (before + rest) or (None if calls else "")
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if calls:

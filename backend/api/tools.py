@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -36,6 +37,12 @@ PARALLEL: Final = boolean("parallel_tool_calls", True)
 OPEN: Final = "<tool_call>"
 CLOSE: Final = "</tool_call>"
 PYTHON_TAG: Final = "<|python_tag|>"
+BEGINNING: Final = re.compile(
+    r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")'
+    r'(?:\s*,\s*"(?:arguments|parameters)"\s*:\s*(?P<arguments>\{.*))?',
+    re.DOTALL,
+)
+"""A call's JSON that may lack its end."""
 
 
 class ToolCall(NamedTuple):
@@ -179,19 +186,32 @@ class ToolParser:
             return content
         return ""
 
-    def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """End the choice: return the content still held, and the calls."""
+    def finish(self, *, cut: bool = False) -> tuple[str, tuple[ToolCall, ...]]:
+        """End the choice: return the content still held, and the calls.
+
+        Where the text was `cut` by the bound on its tokens, the call under way is reported as far as it came, once
+        its name is known: its arguments are then the beginning of a JSON object.
+        """
         held, self._held = self._held, ""
         if not self._calling:
             return held, ()
+        hermes = self._tools.format == HERMES and not self._tools.forced
         try:
-            hermes = self._tools.format == HERMES and not self._tools.forced
-            rest, calls = (_parse_hermes if hermes else _parse_llama)(held)
+            rest, calls = (_parse_hermes if hermes else _parse_llama)(held, cut)
         except ValueError:
-            return held, ()
+            calls = ()
+        if not calls:
+            return self._unnamed(held, cut)
         if not hermes and any(call.name not in self._tools.names for call in calls):
             return held, ()  # JSON that was the answer itself
         return rest, calls if self._tools.parallel else calls[:1]
+
+    def _unnamed(self, held: str, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
+        """End with text that is no call, unless it is the beginning of one that had to be made."""
+        if not (self._tools.forced and cut):
+            return held, ()
+        names = self._tools.names
+        return "", tuple(_make_call(name, "") for name in names) if len(names) == 1 else ()
 
 
 def _held_back(text: str, marker: str) -> int:
@@ -202,37 +222,59 @@ def _held_back(text: str, marker: str) -> int:
     return 0
 
 
+def _make_call(name: str, arguments: str) -> ToolCall:
+    return ToolCall("call_" + uuid.uuid4().hex[:24], name, arguments)
+
+
 def _call(value: Any, *argument_keys: str) -> ToolCall:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         raise ValueError("a tool call is an object with a name")
     arguments: Any = next((value[key] for key in argument_keys if key in value), {})
     if not isinstance(arguments, dict):
         raise ValueError("the arguments of a tool call are an object")
-    return ToolCall("call_" + uuid.uuid4().hex[:24], value["name"], orjson.dumps(arguments).decode())
+    return _make_call(value["name"], orjson.dumps(arguments).decode())
 
 
-def _parse_hermes(text: str) -> tuple[str, tuple[ToolCall, ...]]:
+def _beginning(text: str) -> ToolCall:
+    """Read the beginning of a call's JSON; raises ValueError where the name is not complete."""
+    match = BEGINNING.match(text)
+    if match is None:
+        raise ValueError("a tool call that was cut short before the end of its name")
+    return _make_call(json.loads(match["name"]), match["arguments"] or "")
+
+
+def _parse_hermes(text: str, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
     """Parse `<tool_call>..</tool_call>` blocks; the last may lack its end (it is often the stop token)."""
     calls: list[ToolCall] = []
     rest = ""
     for block in text.split(OPEN)[1:]:
-        inner, _, after = block.partition(CLOSE)
-        calls.append(_call(json.loads(inner), "arguments", "parameters"))
+        inner, close, after = block.partition(CLOSE)
+        try:
+            calls.append(_call(json.loads(inner), "arguments", "parameters"))
+        except ValueError:
+            if close or not cut:
+                raise
+            calls.append(_beginning(inner))
         rest += after
     return rest if rest.strip() else "", tuple(calls)
 
 
-def _parse_llama(text: str) -> tuple[str, tuple[ToolCall, ...]]:
-    return "", tuple(_call(value, "parameters", "arguments") for value in _values(text.replace(PYTHON_TAG, "")))
-
-
-def _values(text: str) -> Iterator[Any]:
-    """Yield the JSON values of a `;`-separated row of them."""
+def _parse_llama(text: str, cut: bool) -> tuple[str, tuple[ToolCall, ...]]:
+    """Parse a `;`-separated row of JSON values."""
+    text = text.replace(PYTHON_TAG, "")
     decoder = json.JSONDecoder()
+    calls: list[ToolCall] = []
     at = 0
     while at < len(text):
         if text[at] in " \t\r\n;":
             at += 1
             continue
-        value, at = decoder.raw_decode(text, at)
-        yield value
+        try:
+            value, at = decoder.raw_decode(text, at)
+        except ValueError:
+            if not cut:
+                raise
+            calls.append(_beginning(text[at:]))
+            break
+        calls.append(_call(value, "parameters", "arguments"))
+    return "", tuple(calls)

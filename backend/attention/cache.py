@@ -26,7 +26,7 @@ def _zeros_in_huge_pages(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Te
     """
     size = math.prod(shape) * dtype.itemsize
     try:
-        memory = mmap.mmap(-1, size)
+        memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, OverflowError) as error:
         raise MemoryError(f"{size} bytes cannot be had") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):

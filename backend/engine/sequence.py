@@ -123,11 +123,6 @@ class Sequence:
         """Tokens generated so far."""
         return len(self.tokens) - self.num_prompt_tokens
 
-    @property
-    def output_token_ids(self) -> list[int]:
-        """A copy of the tokens generated so far."""
-        return self.tokens[self.num_prompt_tokens :]
-
     def finish_after(self, token: int) -> tuple[FinishReason, int | None] | None:
         """Say whether `token`, just appended, ends the sequence: the reason and the stop token, if it was one.
 

@@ -120,7 +120,7 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 logits [S, vocab] of hidden states [S, hidden] that `forward` returned."""
-        logits = self.weights.head(hidden).float()
+        logits = self.weights.head.wide(hidden)
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

@@ -1,4 +1,4 @@
-"""Compiles kernels.c for this processor, once, into the user's cache, and loads it."""
+"""Compiles the C sources for this processor, once, into the user's cache, and loads it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["COMPILER_VARIABLE", "load_library"]
 COMPILER_VARIABLE = "TRIMTAB_CC"
 """Names the C compiler; empty means: use no native kernels."""
 
-_SOURCE = Path(__file__).with_name("kernels.c")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "strips.c", "tiles.c"))
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-std=gnu11", "-shared", "-fPIC")
 _WIDE_FLAG = "-mprefer-vector-width=512"
 """Left out where the compiler or the processor does not know it."""
@@ -96,12 +96,17 @@ def _cache_directory() -> Path | None:
 
 def _key(compiler: str) -> str:
     """What a library depends on, so that a home that several machines share holds one for each."""
-    parts = (_SOURCE.read_bytes(), " ".join(_FLAGS).encode(), compiler.encode(), _processor())
+    parts = (
+        *(source.read_bytes() for source in _SOURCES),
+        " ".join(_FLAGS).encode(),
+        compiler.encode(),
+        _processor(),
+    )
     return hashlib.sha256(b"\0".join(parts)).hexdigest()[:16]
 
 
 def _compile(compiler: str, path: Path) -> None:
-    base = [compiler, *_FLAGS, str(_SOURCE), "-o", str(path), "-lm"]
+    base = [compiler, *_FLAGS, *map(str, _SOURCES), "-o", str(path), "-lm"]
     wide = subprocess.run([*base, _WIDE_FLAG], capture_output=True, timeout=_COMPILE_S, check=False)
     if wide.returncode == 0:
         return

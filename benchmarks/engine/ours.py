@@ -34,22 +34,26 @@ def continuous(core: EngineCore, items: list[Item]) -> int:
     return tokens
 
 
-def static(core: EngineCore, items: list[Item], size: int) -> int:
+def static(core: EngineCore, items: list[Item], size: int, *, padded: bool) -> int:
     """Serve batches of up to `size`: whoever has arrived when the batch before is done; returns the output tokens.
 
-    Static batching at its best: no batch waits to be full, and a row that is done costs nothing while the longest
-    one goes on, where a real static batch would compute it as padding.
+    No batch waits to be full. Where `padded`, a row that is done is computed on until the longest of its batch is, as
+    static batching does that has one tensor for the batch; otherwise it costs nothing any more, which is more than
+    static batching can do without an engine under it that could as well let the next request in.
     """
     due = deque(enumerate(items))
     start, tokens = time.monotonic(), 0
     while due:
         time.sleep(max(0.0, start + due[0][1].at - time.monotonic()))
-        for _ in range(size):
-            if due and time.monotonic() - start >= due[0][1].at:
-                number, item = due.popleft()
-                _add(core, str(number), item)
+        batch: list[tuple[int, Item]] = []
+        while due and len(batch) < size and time.monotonic() - start >= due[0][1].at:
+            batch.append(due.popleft())
+        tokens += sum(item.output for _, item in batch)
+        longest = max(item.output for _, item in batch)
+        for number, item in batch:
+            _add(core, str(number), item._replace(output=longest) if padded else item)
         while core.has_work:
-            tokens += sum(len(delta.token_ids) for delta in core.step())
+            core.step()
     return tokens
 
 
@@ -67,7 +71,9 @@ def main() -> None:
 
     def run(items: list[Item], how: str) -> int:
         kind, _, size = how.partition(":")
-        return static(core, items, int(size)) if kind == "static" else continuous(core, items)
+        if kind == "continuous":
+            return continuous(core, items)
+        return static(core, items, int(size), padded=kind == "padded")
 
     serve(run)
 

@@ -120,10 +120,35 @@ def test_forced_choice_narrows_the_tools_to_a_grammar_of_one_call(choice: Any, n
     assert [(call.name, call.arguments) for call in parser.finish()[1]] == [("g", '{"x":1}')]
 
 
-def test_forced_call_that_was_cut_short_is_content() -> None:
-    parser = ToolParser(Tools(declared("g"), frozenset({"g"}), HERMES, forced=True))
-    assert parser.feed('{"name": "g", "argu') == ""
-    assert parser.finish() == ('{"name": "g", "argu', ())
+CUT = [
+    # (format, forced, names, text, content, [(name, the beginning of its arguments)])
+    (HERMES, True, "fg", '{"name": "g", "arguments": {"x": 1, "y', "", [("g", '{"x": 1, "y')]),
+    (HERMES, True, "fg", '{"name": "g", "argu', "", [("g", "")]),
+    (HERMES, True, "fg", '{"name": "', "", []),
+    (HERMES, True, "g", '{"name": "', "", [("g", "")]),
+    (HERMES, True, "g", "", "", [("g", "")]),
+    (HERMES, False, "fg", 'hm ' + ONE + '<tool_call>\n{"name": "g", "arguments": {"y": "<', "hm ",
+     [("f", '{"x":1}'), ("g", '{"y": "<')]),
+    (HERMES, False, "fg", '<tool_call>{"na', '<tool_call>{"na', []),
+    (HERMES, False, "fg", "<tool_call>{broken}</tool_call>", "<tool_call>{broken}</tool_call>", []),
+    (HERMES, False, "fg", "an answer <tool", "an answer <tool", []),
+    (LLAMA, False, "fg", '{"name": "f", "parameters": {"x', "", [("f", '{"x')]),
+    (LLAMA, False, "fg", '{"name": "f", "parameters": {}}; {"name": "g", "para', "", [("f", "{}"), ("g", "")]),
+    (LLAMA, False, "fg", '{"name": "Ada", "born": 18', '{"name": "Ada", "born": 18', []),
+    (LLAMA, False, "fg", '{"answer": 4', '{"answer": 4', []),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "forced", "names", "text", "content", "calls"), CUT)
+def test_call_that_was_cut_short_is_told_as_far_as_it_came(
+    kind: str, forced: bool, names: str, text: str, content: str, calls: list[tuple[str, str]]
+) -> None:
+    """As OpenAI and vLLM do, so that callers see what was asked for, and by the finish reason that it is not all."""
+    parser = ToolParser(Tools(declared(*names), frozenset(names), kind, forced=forced))
+    before = parser.feed(text)
+    rest, found = parser.finish(cut=True)
+    assert before + rest == content
+    assert [(call.name, call.arguments) for call in found] == calls
 
 
 @pytest.mark.parametrize(("parallel", "count"), [(True, 2), (False, 1), (None, 2)])

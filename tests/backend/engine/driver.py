@@ -13,6 +13,11 @@ from tests.backend.engine.fake import FakeRunner
 ROOT = b"0123456789abcdef"
 
 
+def prompt(length: int, start: int = 1) -> list[int]:
+    """Return `length` tokens; another `start` gives another text."""
+    return [(start + 7 * i) % 60 for i in range(length)]
+
+
 class Driver:
     """Adds prompts, steps until done, and keeps what each choice produced."""
 
@@ -100,5 +105,5 @@ class Driver:
         finish = sequence.finish_after(token)
         if finish is not None:
             assert finish[0] is FinishReason.LENGTH
-            self.outputs[name, sequence.index] = sequence.output_token_ids
+            self.outputs[name, sequence.index] = sequence.tokens[sequence.num_prompt_tokens :]
             self.scheduler.remove(sequence, SequenceState.COMPLETED)

@@ -16,7 +16,7 @@ import torch
 from backend.engine.errors import EngineOverloaded
 from backend.engine.request import FinishReason, GenerationRequest, SamplingParams
 from tests.backend.engine.fake import FakeRunner, fake_core, fake_options
-from tests.backend.engine.test_core import Results, run, solo
+from tests.backend.engine.results import Results, run, solo
 
 POLICIES = ("fcfs", "priority", "sjf", "predicted", "prefill-first", "edf", "fair")
 

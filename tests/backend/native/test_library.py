@@ -22,7 +22,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where libraries are kept in this test, with a source that takes no time to compile."""
     source = tmp_path / "small.c"
     source.write_text("int answer(void) { return 42; }\n")
-    monkeypatch.setattr(library, "_SOURCE", source)
+    monkeypatch.setattr(library, "_SOURCES", (source,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -60,10 +60,10 @@ def test_the_library_is_compiled_once_silently_and_then_found(cache: Path, caplo
 @COMPILER
 def test_processes_that_start_at_once_all_get_a_whole_library(cache: Path) -> None:
     code = (
-        "import pathlib, sys; from backend.native import library; library._SOURCE = pathlib.Path(sys.argv[1]); "
+        "import pathlib, sys; from backend.native import library; library._SOURCES = (pathlib.Path(sys.argv[1]),); "
         "print('there', flush=True); sys.stdin.readline(); print(library.load_library().answer())"
     )
-    argv = [sys.executable, "-c", code, str(library._SOURCE)]
+    argv = [sys.executable, "-c", code, str(library._SOURCES[0])]
     starting = [
         subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ})
         for _ in range(4)
@@ -110,7 +110,7 @@ def test_a_library_that_was_cut_short_is_made_again(cache: Path) -> None:
 @COMPILER
 def test_another_source_or_processor_has_a_library_of_its_own(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert _answer() == 42
-    library._SOURCE.write_text("int answer(void) { return 43; }\n")
+    library._SOURCES[0].write_text("int answer(void) { return 43; }\n")
     assert _answer() == 43
     monkeypatch.setattr(library, "_processor", lambda: b"another")
     assert _answer() == 43
