@@ -37,7 +37,7 @@ PARTS = ("overhead", "static", "peers")
 DTYPES = ("float32", "bfloat16")
 TARGETS = {"transformers": 2.5, "vllm": 1.2}
 STATIC_TARGET = 2.0
-MIX, QUICK_MIX = (192, 256, 16), (8, 48, 4)
+MIX, QUICK_MIX = (96, 256, 16), (8, 48, 4)
 """For the comparison with static batching: requests, longest output, and how many sequences run at once."""
 WAYS = {"continuous": "continuous", "static": "padded:{}", "static without padding": "static:{}"}
 """Name -> what is ordered, see workload.serve."""
