@@ -39,7 +39,7 @@ PARTS = ("design", "fresh", "recovery", "gate", "ordering", "overhead", "mixed",
 QUICK = ("steady 70 % @ 6 s", "overload @ 6 s", "bursts @ 6 s", "bursts @ 2.5 s")
 QUICK_VARIANTS = ("bursts @ 6 s, knee", "overload @ 6 s, random lengths")
 QUICK_FRESH = ("sawtooth @ 5 s", "slow spikes 2x @ 5 s, random lengths")
-TRACES = (("azure2023_conv", 5.0), ("mooncake_conversation", 4.5), ("servegen", 0.0))
+TRACES = (("azure2023_conv", 5.0), ("mooncake_conversation", 4.5))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
