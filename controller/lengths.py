@@ -43,7 +43,8 @@ class LengthRing:
 
     def varies(self) -> bool:
         """Whether lengths differ enough to matter: the ninth decile is at least 1.3 times the lower quartile."""
-        return self.quantile(0.9) >= 1.3 * self.quantile(0.25)
+        low = self.quantile(0.25)
+        return low > 0.0 and self.quantile(0.9) >= 1.3 * low
 
     def quantile(self, q: float) -> float:
         """Return the `q`-quantile of one length; 0 before any."""

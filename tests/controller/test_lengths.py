@@ -35,3 +35,4 @@ def test_equal_lengths_do_not_vary() -> None:
 
 def test_an_empty_ring_says_nothing() -> None:
     assert LengthRing().quantile(0.9) == 0.0
+    assert not LengthRing().varies()

@@ -199,6 +199,16 @@ def test_another_law_takes_over_where_the_last_one_left() -> None:
     assert pool.law_name == "fixed"
 
 
+def play_out(pool: PoolController, better: str) -> None:
+    """Let an experiment run to its end, with more answers in time while `better` has its turn."""
+    now = 0.0
+    while pool.snapshot(now)["experiment"] is not None and now < 3000.0:
+        now += 1.0
+        for _ in range(6 if pool.law_name == better else 4 + int(now) % 2):
+            pool.observe(observation(1.0, done=now, generation=pool.setpoints.generation))
+        pool.tick(now, Load(app_limited=True))
+
+
 def test_a_law_for_trials_is_never_given_a_pool_but_advises_and_takes_turns() -> None:
     pool = controller()
     with pytest.raises(ValueError, match=r"only takes part in trials.*accepted here: fixed, step, aimd"):
@@ -213,12 +223,7 @@ def test_a_law_for_trials_is_never_given_a_pool_but_advises_and_takes_turns() ->
 def test_a_law_for_trials_that_wins_does_not_stay() -> None:
     pool = controller(law="fixed", slo=SLO(e2e_s=4.0))
     pool.start_experiment(Arm("fixed"), Arm("bandit"), 0.0, "admin:test", block_s=20.0, settle_s=5.0)
-    now = 0.0
-    while pool.snapshot(now)["experiment"] is not None and now < 3000.0:
-        now += 1.0
-        for _ in range(6 if pool.law_name == "bandit" else 4 + int(now) % 2):
-            pool.observe(observation(1.0, done=now, generation=pool.setpoints.generation))
-        pool.tick(now, Load(app_limited=True))
+    play_out(pool, better="bandit")
     (end,) = pool.decisions.latest(1)
     assert (pool.law_name, end.rule) == ("fixed", "experiment.end")
     assert "fixed stays, for bandit, which kept more answers in time, is for trials only" in end.text
@@ -243,12 +248,7 @@ def test_an_experiment_takes_turns_and_ends_with_the_better_law() -> None:
     pool.start_experiment(Arm("fixed"), Arm("aimd"), 0.0, "admin:test", block_s=20.0, settle_s=5.0)
     with pytest.raises(ValueError, match="running"):
         pool.start_experiment(Arm("fixed"), Arm("step"), 0.0, "admin:test")
-    now = 0.0
-    while pool.snapshot(now)["experiment"] is not None and now < 3000.0:
-        now += 1.0
-        for _ in range(6 if pool.law_name == "aimd" else 4 + int(now) % 2):
-            pool.observe(observation(1.0, done=now, generation=pool.setpoints.generation))
-        pool.tick(now, Load(app_limited=True))
+    play_out(pool, better="aimd")
     assert pool.law_name == "aimd"
     assert pool.decisions.latest(1)[0].rule == "experiment.end"
     assert "stays" in pool.decisions.latest(1)[0].text

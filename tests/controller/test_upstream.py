@@ -31,6 +31,29 @@ def test_a_call_behind_another_one_at_the_same_upstream_began_when_that_one_ende
     assert taught(depth=2).model.predict(4) == pytest.approx(1.0, rel=0.05)
 
 
+@pytest.mark.parametrize(("queue_s", "worn"), [(0.0, False), (8.0, True)])
+def test_only_answers_that_were_close_wear_the_margin_down(queue_s: float, worn: bool) -> None:
+    upstream = taught()
+    upstream.choose([job(41.0)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
+    before = upstream.model.theta
+    for index in range(40):
+        upstream.observe(observation(0.9, queue=queue_s, done=50.0 + index), ())
+    after = upstream.model.theta
+    assert (after < before) is worn
+    upstream.observe(observation(0.9, queue=11.0, done=99.0), ("e2e",))
+    assert upstream.model.theta > after
+
+
+def test_where_answers_differ_in_length_every_one_in_time_wears_the_margin_down() -> None:
+    upstream = taught()
+    upstream.choose([job(41.0)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
+    for index in range(40):
+        upstream.observe(observation(0.9, done=50.0 + index, batch=1, tokens=20 + 200 * (index % 2)), ())
+    before = upstream.model.theta
+    upstream.observe(observation(0.9, done=99.0, batch=1, tokens=20), ())
+    assert upstream.model.theta < before
+
+
 def test_a_batch_is_not_formed_behind_a_long_call() -> None:
     upstream = taught()
     busy = Load(queued=4, inflight=4, inflight_calls=1, running=(40.0,), running_batches=(4,), slots=2)
