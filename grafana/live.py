@@ -28,7 +28,7 @@ ENDS = ("The capital of France is", "Once upon a time", "def fibonacci(n):", "Wa
 CLASSES = ("interactive", "default", "batch")
 EASY = {"tpot_ms": 1500}
 TIGHT = "tpot"
-"""The latency whose promise is tightened until one request in twenty misses it, however fast the machine is."""
+"""The latency whose promise is tightened until some requests miss it, however fast the machine is."""
 PROMISES = ("slo.ttft_ms=5000", "slo.e2e_ms=20000", "slo.queue_ms=10000")
 SHIFTS = (
     (0.20, "PATCH", "/admin/v1/pools/default/setpoints?for_s=5", {"window_ms": 900}),
@@ -171,15 +171,16 @@ class Script:
     async def _shift(self, part: float, method: str, path: str, body: dict[str, Any] | str | None) -> None:
         await self._until(part)
         if isinstance(body, str):
-            body = {f"{body}_ms": await self._p95_ms(body)}
+            body = {f"{body}_ms": await self._some_late_ms(body)}
         headers = {"x-trimtab-actor": "dashboards-check"}
         async with self._http.request(method, self._running.admin + path, json=body, headers=headers) as answer:
             if answer.status >= 400:
                 raise SystemExit(f"{method} {path}: {answer.status} {await answer.text()}")
 
-    async def _p95_ms(self, latency: str) -> float:
-        """Return what nineteen of twenty requests of the last minute took at most."""
+    async def _some_late_ms(self, latency: str) -> float:
+        """Return what more than half and not all of the last minute's requests took at most: between P50 and P95."""
         async with self._http.get(f"{self._running.admin}/admin/v1/pools/default") as answer:
             live = (await answer.json())["live"]
-        found: float = live["quantiles"][latency]["p95"]["value_ms"]
-        return found
+        found = live["quantiles"][latency]
+        middle: float = (found["p50"]["value_ms"] + found["p95"]["value_ms"]) / 2.0
+        return middle
