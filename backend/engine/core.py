@@ -296,7 +296,9 @@ class EngineCore:
         choice.sampling.append(token)
         grammar = choice.sampling.grammar
         if grammar is not None and not grammar.accept(token):
-            self._break_off(sequence, "the sampled token does not fit the grammar")
+            self._break_off(
+                sequence, "the grammar gave up on this text: it has no end, or is more than can be followed"
+            )
             return
         reason, stop = sequence.finish_after(token) or (None, None)
         output = Output(choice, token, logprob, reason, stop)

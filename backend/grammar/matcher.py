@@ -34,8 +34,11 @@ class Matcher:
         return torch.from_numpy(bits).bool()
 
     def accept(self, token: int) -> bool:
-        """Advance over a sampled token. False when it was not allowed, or when the grammar gave up."""
-        return bool(self._matcher.consume_token(token))
+        """Advance over a sampled token. False when it was not allowed, or when the grammar gave up.
+
+        A matcher that gave up offers the end token and takes it, which would pass off as complete what is not.
+        """
+        return bool(self._matcher.consume_token(token)) and not self._matcher.is_error()
 
 
 class Grammars:
@@ -77,6 +80,10 @@ class Grammars:
             found = LLMatcher(self._tokenizer.result(), grammar, log_level=0)
             if found.is_error():
                 raise RequestRefused(f"the grammar cannot be enforced: {' '.join(found.get_error().split())}")
+            trial = found.deep_copy()
+            trial.compute_bitmask()
+            if trial.is_error():
+                raise RequestRefused("the grammar cannot be enforced: no text satisfies it")
             self._compiled[grammar] = found
             if len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)

@@ -47,6 +47,19 @@ def test_grammar_that_cannot_be_enforced_is_refused(grammars: Grammars) -> None:
         matcher(grammars, source.from_json_schema({"type": "strin"}))
 
 
+@pytest.mark.parametrize("grammar", [source.from_regex(r"a[^\s\S]"), source.from_lark("start: start")])
+def test_grammar_that_no_text_satisfies_is_refused(grammars: Grammars, grammar: str) -> None:
+    with pytest.raises(RequestRefused, match="no text satisfies it"):
+        matcher(grammars, grammar)
+
+
+def test_grammar_that_gives_up_on_the_way_never_passes_for_a_complete_text(grammars: Grammars) -> None:
+    endless = matcher(grammars, source.from_lark('start: "a" start'))
+    accepted = [endless.accept(int(endless.allowed().nonzero()[0])) for _ in range(3)]
+    assert not all(accepted)
+    assert not accepted[-1]
+
+
 def test_masks_follow_the_choices_token_by_token(grammars: Grammars) -> None:
     follows = matcher(grammars, source.from_choices(["no", "nay"]))
     seen = []
