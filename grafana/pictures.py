@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -87,7 +87,7 @@ async def _run(folder: Path, *command: str) -> None:
 
 
 @asynccontextmanager
-async def _served(page: Path, prometheus: str) -> AsyncIterator[str]:
+async def _served(page: Path, prometheus: str, boards: Mapping[str, dict[str, Any]]) -> AsyncIterator[str]:
     """Serve the page, the dashboards and Prometheus' API on one port."""
     async with AsyncExitStack() as stack:
         http = await stack.enter_async_context(aiohttp.ClientSession())
@@ -97,13 +97,16 @@ async def _served(page: Path, prometheus: str) -> AsyncIterator[str]:
             async with http.get(url, params=request.query) as answer:
                 return web.Response(body=await answer.read(), status=answer.status, content_type="application/json")
 
+        async def board(request: web.Request) -> web.Response:
+            return web.json_response(boards[request.match_info["name"]])
+
         async def index(_: web.Request) -> web.FileResponse:
             return web.FileResponse(page / "index.html")
 
         app = web.Application()
         app.router.add_get("/prom/{rest:.*}", ask)
         app.router.add_get("/", index)
-        app.router.add_static("/boards", HERE / "dashboards")
+        app.router.add_get("/boards/{name}.json", board)
         app.router.add_static("/", page)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -114,7 +117,7 @@ async def _served(page: Path, prometheus: str) -> AsyncIterator[str]:
 
 
 async def photograph(
-    page: Path, prometheus: str, boards: Iterable[tuple[str, dict[str, Any]]], to: Path, span: Span
+    page: Path, prometheus: str, boards: Sequence[tuple[str, dict[str, Any]]], to: Path, span: Span
 ) -> list[Picture]:
     """Take a picture of every dashboard, as it showed `span`, into `to`."""
     from playwright.async_api import async_playwright
@@ -124,7 +127,7 @@ async def photograph(
         raise SystemExit("no Chromium was found; on Debian: apt-get install chromium")
     pictures = []
     async with AsyncExitStack() as stack:
-        url = await stack.enter_async_context(_served(page, prometheus))
+        url = await stack.enter_async_context(_served(page, prometheus, dict(boards)))
         driver = await stack.enter_async_context(async_playwright())
         browser = await driver.chromium.launch(executable_path=program, args=list(FLAGS))
         stack.push_async_callback(browser.close)
