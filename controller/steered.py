@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
+from mypy_extensions import mypyc_attr
+
 from controller.decision import Decision, DecisionLog
 from controller.evidence import Evidence, Mode
 from controller.experiment import Arm, Switchback
@@ -36,6 +38,7 @@ def _build_law(name: str, options: Mapping[str, Any] | None) -> _BuiltLaw:
     return make_law(name, own), bool(own.get("admission", True)), float(own.get("late_target", 0.01)), own
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SteeredPool(ABC):
     """A pool's promise, knobs and law. What was seen of its requests is kept by who builds on it."""
 

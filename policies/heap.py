@@ -52,7 +52,7 @@ class JobHeap(Generic[T]):
 
     def __iter__(self) -> Iterator[T]:
         """Iterate in heap order, which is not sorted; for a sorted walk use `first`."""
-        return (entry.item for entry in self._entries)
+        return iter([entry.item for entry in self._entries])
 
     def push(self, key: float, item: T) -> Handle[T]:
         """Queue `item` under `key` and return its handle."""

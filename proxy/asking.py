@@ -6,11 +6,11 @@ from time import monotonic
 
 from policies.base import Job
 from proxy.answering import Answering
-from proxy.incoming import Upload
 from proxy.outcome import BadInput, Refused
 from proxy.pool import Pool
 from proxy.prediction import usual_work
 from proxy.rules import ClassRules
+from proxy.upload import Upload
 from proxy.upstream.outgoing import Outgoing
 
 __all__ = ["Asking"]

@@ -221,7 +221,7 @@ class GateBatcher:
     def _send(self, lane: Lane, free: int, closed_by: ClosedBy, now: float, load: Load) -> bool:
         """Let the head of the lane through. Returns whether to look again."""
         mixed = 0 < lane.express < len(lane)
-        candidates = list(lane.first(free + (_FURTHER if mixed else _MORE)))
+        candidates = lane.first(free + (_FURTHER if mixed else _MORE))
         choice = self._controller.choose([waiting.job for waiting in candidates], now, load)
         going = [candidates[index] for index in choice.sent(len(candidates))[:free]]
         for index in choice.shed:

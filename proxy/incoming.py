@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import unquote
 
-from aiohttp import HttpVersion10, HttpVersion11, web
-from aiohttp.http_parser import RawRequestMessage
+from aiohttp import HttpVersion10, HttpVersion11
 
 from proxy.headers import RequestFields
-from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused, SlowClient
+from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused
 from proxy.trailers import TrailerScanner
+from proxy.upload import pieces
 
-__all__ = ["Incoming", "Limits", "Opening", "Upload"]
+__all__ = ["Incoming", "Limits", "Opening"]
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED = 1
-_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class Limits:
@@ -44,7 +42,8 @@ class Opening:
 
     __slots__ = ("fields", "http11", "keep_alive", "length", "method", "path", "plain", "raw", "target", "version")
 
-    def __init__(self, message: RawRequestMessage, protocol: Any) -> None:
+    def __init__(self, message: Any, protocol: Any) -> None:
+        """Read the RawRequestMessage of aiohttp's parser; the compiled parser's has no ancestor in common with it."""
         raw = message.raw_headers
         fields: RequestFields | None = protocol.seen
         if fields is None or not fields.same_as(raw):
@@ -56,7 +55,7 @@ class Opening:
         self.target: str = message.path
         self.plain = self.target[:1] == "/" and "#" not in self.target and self.method != "CONNECT"
         """Whether the target is a path, as it should be."""
-        self.path = self.target.partition("?")[0]
+        self.path: str = self.target.partition("?")[0]
         """Decoded, without the query."""
         if "%" in self.path:
             self.path = unquote(self.path, errors="replace")
@@ -74,8 +73,8 @@ class Incoming:
     """
 
     __slots__ = (
-        "_content",
         "_opening",
+        "content",
         "fields",
         "http11",
         "keep_alive",
@@ -88,7 +87,8 @@ class Incoming:
 
     def __init__(self, opening: Opening, content: Any, protocol: Any) -> None:
         self._opening = opening
-        self._content = content
+        self.content = content
+        """What has not been read of it."""
         self.payload: Any = None if type(content) is bytes else content
         """aiohttp's stream of the body, if there is one."""
         self.fields = opening.fields
@@ -118,8 +118,8 @@ class Incoming:
 
     def _cancel(self, error: BaseException) -> None:
         """The client left: whoever reads the body is to know."""
-        if type(self._content) is not bytes:
-            self._content.set_exception(error)
+        if type(self.content) is not bytes:
+            self.content.set_exception(error)
 
     def _finish(self) -> None:
         """The answer has been written."""
@@ -196,7 +196,7 @@ class Incoming:
     @property
     def complete(self) -> bool:
         """Whether the whole body has arrived (or there is none)."""
-        content = self._content
+        content = self.content
         return type(content) is bytes or bool(content.is_eof())
 
     @property
@@ -230,16 +230,16 @@ class Incoming:
 
     def body_now(self) -> bytes:
         """Return the body, which must be `complete`."""
-        content = self._content
+        content = self.content
         if type(content) is bytes:
-            self._content = b""
+            self.content = b""
             return content
         data: bytes = content.read_nowait(-1)
         return data
 
     def put_back(self, body: bytes) -> None:
         """Let a body that was read be read again, for another try."""
-        self._content = body
+        self.content = body
 
     async def body(self, limits: Limits) -> bytes:
         """Read the whole body."""
@@ -252,14 +252,14 @@ class Incoming:
         length = self.length
         if length is not None and length > limit:
             raise Refused(BodyTooLarge(limit))
-        pieces: list[bytes] = []
+        parts: list[bytes] = []
         size = 0
-        async for piece in self.pieces(limits.body_timeout_s):
+        async for piece in pieces(self, limits.body_timeout_s):
             size += len(piece)
             if size > limit:
                 raise Refused(BodyTooLarge(limit))
-            pieces.append(piece)
-        return b"".join(pieces)
+            parts.append(piece)
+        return b"".join(parts)
 
     def gone(self) -> bool:
         """Whether the client closed its connection, though its body is not being read (Linux only)."""
@@ -271,47 +271,3 @@ class Incoming:
             return False
         state: int = sock.getsockopt(socket.IPPROTO_TCP, _TCP_INFO, 8)[0]
         return state != _ESTABLISHED
-
-    async def pieces(self, patience: float) -> AsyncIterator[bytes]:
-        """Read the body piece by piece, no faster than it is consumed, each within `patience` seconds."""
-        if self.expects_continue and self.transport is not None:
-            self.transport.write(_CONTINUE)
-        content = self._content
-        if type(content) is bytes:
-            if content:
-                yield self.body_now()
-            return
-        while True:
-            try:
-                async with asyncio.timeout(patience):
-                    piece = await content.readany()
-            except TimeoutError:
-                raise Refused(SlowClient()) from None
-            except web.RequestPayloadError as error:
-                raise Refused(BadInput(f"The request body is malformed: {error}")) from None
-            if not piece:
-                return
-            yield piece
-
-
-class Upload:
-    """A request's body on its way to an upstream, without ever being held."""
-
-    __slots__ = ("_incoming", "_patience")
-
-    def __init__(self, incoming: Incoming, patience: float) -> None:
-        self._incoming = incoming
-        self._patience = patience
-
-    def pieces(self) -> AsyncIterator[bytes]:
-        """Read it, no faster than it is consumed."""
-        return self._incoming.pieces(self._patience)
-
-    def gone(self) -> bool:
-        """Whether the client left."""
-        return self._incoming.gone()
-
-    @property
-    def trailers(self) -> list[tuple[bytes, bytes]]:
-        """Fields to send behind it, once it has been read."""
-        return self._incoming.trailers

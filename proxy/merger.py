@@ -156,7 +156,7 @@ class MergeBatcher:
         setpoints = self._controller.setpoints
         cap = setpoints.max_batch_size
         # More than fit are shown, so that those who can no longer make it do not leave a hole.
-        shown = list(lane.first(2 * cap + _MORE))
+        shown = lane.first(2 * cap + _MORE)
         choice = self._controller.choose([waiting.job for waiting in shown], now, load)
         going = [shown[index] for index in choice.sent(len(shown))]
         for index in choice.shed:

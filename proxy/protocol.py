@@ -147,6 +147,8 @@ class ClientProtocol(RequestHandler):
                 self._flight.abandon()
                 self.force_close()
             raise
+        except Exception as error:
+            self._broken(error)
         finally:
             self._clear()
         if not self._force_close:

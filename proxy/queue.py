@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -100,9 +100,9 @@ class Lane:
         assert handle is not None
         return handle.key
 
-    def first(self, limit: int | None = None) -> Iterator[Waiting]:
-        """Walk the next ones in order. The lane must not change meanwhile."""
-        return (handle.item for handle in self.heap.first(limit))
+    def first(self, limit: int | None = None) -> list[Waiting]:
+        """Return the next ones in order, at most `limit` of them."""
+        return [handle.item for handle in self.heap.first(limit)]
 
 
 class WaitQueue:

@@ -7,7 +7,7 @@ import socket
 import struct
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.headers import RawHeaders, lines_of
 from proxy.trailers import passable
@@ -35,10 +35,10 @@ class Client(Protocol):
 class Framing:
     """How the client is told where the body ends."""
 
-    LENGTH = 0
+    LENGTH: Final = 0
     """By Content-Length."""
-    CHUNKED = 1
-    CLOSE = 2
+    CHUNKED: Final = 1
+    CLOSE: Final = 2
     """By closing the connection: HTTP/1.0."""
 
 

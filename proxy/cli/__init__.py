@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from policies import __version__
+from proxy.compiled import CompiledUnavailable, activate
 
 __all__ = ["main"]
 
@@ -16,14 +16,17 @@ __all__ = ["main"]
 class _Entry(NamedTuple):
     module: str
     help: str
+    compiled: bool = False
+    """Whether it runs what may be compiled, for long enough to matter."""
 
 
 _COMMANDS = {
-    "up": _Entry("proxy.cli.up", "Start the demo: bundled worker, proxy and controller."),
-    "serve": _Entry("proxy.cli.serve", "Run the proxy in front of your inference servers."),
+    "up": _Entry("proxy.cli.up", "Start the demo: bundled worker, proxy and controller.", True),
+    "serve": _Entry("proxy.cli.serve", "Run the proxy in front of your inference servers.", True),
     "worker": _Entry("proxy.cli.worker", "Run the bundled inference server."),
     "ctl": _Entry("proxy.cli.ctl", "Look at and steer a running proxy."),
-    "simulate": _Entry("proxy.cli.simulate", "Try laws and promises on a trace, in virtual time."),
+    "simulate": _Entry("proxy.cli.simulate", "Try laws and promises on a trace, in virtual time.", True),
+    "compile": _Entry("proxy.cli.compile", "Turn the request path into machine code."),
     "config": _Entry("proxy.cli.config", "Check, show and describe the configuration."),
 }
 
@@ -38,6 +41,11 @@ class _LazyGroup(click.Group):
         entry = _COMMANDS.get(cmd_name)
         if entry is None:
             return None
+        if entry.compiled:
+            try:
+                activate()
+            except CompiledUnavailable as error:
+                raise click.UsageError(str(error), ctx) from error
         command = importlib.import_module(entry.module).command
         assert isinstance(command, click.Command)
         return command
@@ -58,7 +66,18 @@ class _LazyGroup(click.Group):
             formatter.write_dl([(name, entry.help) for name, entry in _COMMANDS.items()])
 
 
+def _version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        # Not at the top: it would bring modules from source before a compiled build is looked for.
+        from policies import __version__
+
+        click.echo(f"trimtab, version {__version__}")
+        ctx.exit()
+
+
 @click.group(cls=_LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.version_option(__version__, prog_name="trimtab")
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_version, help="Show the version."
+)
 def main() -> None:
     """A reverse proxy in front of inference servers that batches, queues and sheds against a live latency SLO."""

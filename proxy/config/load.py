@@ -31,8 +31,8 @@ _NOT_OURS = re.compile(
 )
 """Variables that Kubernetes puts into every container beside a Service called trimtab."""
 
-_RESERVED = re.compile(r"^TRIMTAB_(CONFIG$|CTL_|WORKER_)")
-"""Variables with a meaning of their own: the path of the file, and those of `trimtab ctl` and of the worker."""
+_RESERVED = re.compile(r"^TRIMTAB_((CC|COMPILED|CONFIG|DATA)$|CTL_|WORKER_)")
+"""Variables with a meaning of their own: the path of the file, and what others than the configuration read."""
 
 _NO_UPSTREAM = "no upstream is given; add `upstreams: [http://127.0.0.1:8000]` or --upstream URL"
 

@@ -42,12 +42,14 @@ class KnownHead:
         """The end-to-end lines, each ended by CRLF."""
 
 
-class Connection(asyncio.Protocol):
+class Connection:
     """Carries one exchange after another; knows its deadline and whether it may carry another.
 
     Everything that arrives in one read is handed to the exchange at once, after the parser has seen it all, so
     that a read with ten pieces costs one write and not ten. The timer is lazy: it is set when there is none or
     the one that runs is too late, and looks at `deadline` when it fires, so a request hardly ever pays for one.
+
+    An asyncio protocol in all but its parent: a compiled class has none that is not compiled.
     """
 
     __slots__ = (

@@ -162,7 +162,7 @@ class ConnectionPool:
         address = self._address
         async with asyncio.timeout(patience):
             _, connection = await self._loop.create_connection(
-                lambda: Connection(self._loop, self._free, self._lost),
+                lambda: Connection(self._loop, self._free, self._lost),  # type: ignore[type-var]
                 host,
                 address.port,
                 ssl=address.tls,

@@ -132,7 +132,7 @@ class Outgoing:
         name = own[: own.find(b":") + 1].lower()
         if endpoint.strips_credentials or name == b"authorization:":
             credential = None
-        dropped = _CREDENTIALS if endpoint.strips_credentials else ()
+        dropped: tuple[bytes, ...] = _CREDENTIALS if endpoint.strips_credentials else ()
         if name and name not in dropped:
             dropped = (*dropped, name)
         lower = lines.lower()

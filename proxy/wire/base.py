@@ -6,6 +6,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
+from mypy_extensions import mypyc_attr
+
 __all__ = ["BadRequest", "Call", "Head", "MergeMismatch", "Reply", "Route", "Tap", "Usage", "WireFormat"]
 
 
@@ -100,6 +102,7 @@ class Usage(NamedTuple):
     finish_reason: str | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tap:
     """Reads usage from an answer as it passes by. Never alters it; keeps a bounded tail.
 
@@ -125,6 +128,7 @@ class Tap:
         return Usage()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class WireFormat:
     """One protocol. Stateless; one instance serves all pools.
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from proxy.wire.base import Tap
 from proxy.wire.sse import KEPT_TAIL, MAX_EVENT
 
 __all__ = ["LineTap"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LineTap(Tap):
     """Cuts a stream into lines and hands each complete, non-empty one to `line`.
 

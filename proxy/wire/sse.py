@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mypy_extensions import mypyc_attr
+
 from proxy.wire.base import Tap
 
 __all__ = ["KEPT_TAIL", "MAX_EVENT", "SseTap", "comment", "event_data", "event_name"]
@@ -12,6 +14,7 @@ KEPT_TAIL = 16_384
 """Of longer ones only the end is looked at: that is where protocols put their usage."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SseTap(Tap):
     """Cuts a stream into events and hands each complete one to `event`.
 

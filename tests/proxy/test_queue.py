@@ -38,7 +38,7 @@ def guest(clock: VirtualClock, name: str = "g", *, slack: float = 0.0, **kwargs:
 def served(queue: WaitQueue, key: object = "k") -> list[str]:
     names = []
     while (lane := queue.lane(key)) is not None:  # type: ignore[arg-type]
-        first = next(lane.first(1))
+        first = lane.first(1)[0]
         queue.serve(first)
         names.append(first.job.id)
     return names
@@ -176,7 +176,7 @@ def test_counts_are_the_truth_and_everybody_leaves_exactly_once(policy: str, ste
             queue.push(one, a)
             inside.append(one)
         elif what == "serve" and (lane := queue.lane(a)) is not None:
-            one = next(lane.first(1))
+            one = lane.first(1)[0]
             queue.serve(one)
             inside.remove(one)
             left.add(one.job.id)

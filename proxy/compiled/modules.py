@@ -1,0 +1,110 @@
+"""Which modules are compiled: what a request passes through, and nothing that runs once in a while.
+
+What inherits from an interpreted class, like `proxy.protocol`, stays out: a compiled one cannot. A class that others,
+outside of these modules, build on says so: `@mypyc_attr(allow_interpreted_subclasses=True)`. What is made by
+reflection stays out too: policies, whose options are read from their signatures.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MODULES", "PACKAGES"]
+
+PACKAGES = ("policies", "controller", "proxy")
+"""The packages whose source a build is made of."""
+
+_POLICIES = ("heap", "job", "sizes")
+_CONTROLLER = (
+    "admission",
+    "batch_model",
+    "concurrency_model",
+    "error_budget",
+    "evidence",
+    "express",
+    "former",
+    "gate_upstream",
+    "latency",
+    "load",
+    "loop",
+    "merge_upstream",
+    "observation",
+    "promises",
+    "residuals",
+    "samples",
+    "service_model",
+    "shift",
+    "sketch",
+    "stats",
+    "steered",
+    "upstream",
+    "verdict",
+)
+_PROXY = (
+    "admission",
+    "answering",
+    "asking",
+    "batcher",
+    "flight",
+    "handler",
+    "headers",
+    "incoming",
+    "instruments",
+    "lease",
+    "lifecycle",
+    "matching",
+    "merger",
+    "merging",
+    "pool",
+    "prediction",
+    "queue",
+    "relay",
+    "repeat",
+    "reply",
+    "rules",
+    "slots",
+    "ticket",
+    "turn",
+)
+_UPSTREAM = (
+    "chunks",
+    "connection",
+    "connections",
+    "endpoint",
+    "exchange",
+    "group",
+    "outgoing",
+    "retry",
+    "routing",
+)
+_WIRE = (
+    "anthropic",
+    "base",
+    "items",
+    "jsonbody",
+    "kserve",
+    "lines",
+    "ollama",
+    "openai",
+    "openai_stream",
+    "passthrough",
+    "prompt",
+    "ranking",
+    "registry",
+    "rerank",
+    "sse",
+    "tail",
+    "tei",
+    "tensors",
+    "tfserving",
+    "tgi",
+    "usage",
+    "vectors",
+)
+
+MODULES: tuple[str, ...] = (
+    *(f"policies.{name}" for name in _POLICIES),
+    *(f"controller.{name}" for name in _CONTROLLER),
+    *(f"proxy.{name}" for name in _PROXY),
+    *(f"proxy.upstream.{name}" for name in _UPSTREAM),
+    *(f"proxy.wire.{name}" for name in _WIRE),
+)
+"""Dotted names, each in one of `PACKAGES`."""

@@ -1,0 +1,36 @@
+"""The promises that are kept over a socket are kept by the compiled modules, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.compiled import is_active
+from proxy.compiled.build import build, why_not
+from proxy.compiled.finder import VARIABLE
+from proxy.compiled.store import build_folder, extension_files
+
+ROOT = Path(__file__).parents[3]
+SUITES = ("tests/conformance", "tests/proxy/wire", "tests/e2e/test_spine_client.py", "tests/e2e/test_workers.py")
+
+pytestmark = [
+    pytest.mark.skipif(is_active(), reason="this is that process"),
+    pytest.mark.skipif(why_not() is not None, reason=f"nothing can be compiled: {why_not()}"),
+    pytest.mark.slow,
+]
+
+
+@pytest.mark.timeout(1800)
+def test_what_is_compiled_keeps_every_promise_of_the_source() -> None:
+    folder = build(os.cpu_count() or 1)
+    assert folder == build_folder()
+    assert any(name.endswith("__mypyc") for name in extension_files(folder))
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES]
+    run = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {VARIABLE: "1"}, capture_output=True, text=True, timeout=1500, check=False
+    )
+    assert run.returncode == 0, run.stdout[-6000:] + run.stderr[-2000:]
