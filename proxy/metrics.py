@@ -19,6 +19,7 @@ from prometheus_client.registry import Collector
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
 from policies import __version__
+from proxy.compiled import is_active
 from proxy.config.model import PoolConfig
 from proxy.instruments import Count, CounterFamily, HistogramFamily
 from proxy.pool_metrics import CLOSE_REASONS, OTHER, QUEUED, SERVED, SHED_REASONS, PoolMetrics
@@ -359,6 +360,7 @@ class _Adapter(Collector):
 
 class _BuildInfo(Collector):
     def collect(self) -> Iterable[Any]:
-        family = GaugeMetricFamily("trimtab_build_info", "Always 1; what is running.", labels=("version", "python"))
-        family.add_metric((__version__, platform.python_version()), 1.0)
+        labels = ("version", "python", "compiled")
+        family = GaugeMetricFamily("trimtab_build_info", "Always 1; what is running.", labels=labels)
+        family.add_metric((__version__, platform.python_version(), "yes" if is_active() else "no"), 1.0)
         yield family

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import sys
 
-from proxy.run import calm_collector, run_loop
-from proxy.workers.worker import main
+from proxy.compiled import activate
+
+
+def _main(line: int, listening: int) -> None:
+    activate()
+    # Not at the top: what is imported from here on may be compiled.
+    from proxy.run import calm_collector, run_loop
+    from proxy.workers.worker import main
+
+    calm_collector()
+    run_loop(main(line, listening))
+
 
 if __name__ == "__main__":
-    calm_collector()
-    run_loop(main(int(sys.argv[1]), int(sys.argv[2])))
+    _main(int(sys.argv[1]), int(sys.argv[2]))
