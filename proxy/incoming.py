@@ -8,6 +8,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import HttpVersion10, HttpVersion11
+from aiohttp.web_protocol import PayloadAccessError
 
 from proxy.headers import RequestFields
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused
@@ -115,6 +116,16 @@ class Incoming:
         """Sort the fields anew, forgetting what was found out about them, and return them."""
         self.fields = self._opening.fields = self.protocol.seen = RequestFields(self.fields.raw)
         return self.fields
+
+    def close(self) -> bool:
+        """Let nobody read the body any more. Returns whether all of it has come."""
+        payload = self.payload
+        if payload is None:
+            return True
+        complete = bool(payload.is_eof())
+        if complete:
+            payload.set_exception(PayloadAccessError())
+        return complete
 
     def _cancel(self, error: BaseException) -> None:
         """The client left: whoever reads the body is to know."""

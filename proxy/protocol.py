@@ -30,6 +30,10 @@ __all__ = ["ClientProtocol"]
 log = logging.getLogger("trimtab.proxy")
 
 _LOST = -1
+_HELD_BYTES = 65_536
+"""A longer message is not waited for: aiohttp takes it as it comes."""
+_HELD_S = 0.02
+"""So long the rest of a message may take that is waited for."""
 
 
 class ClientProtocol(RequestHandler):
@@ -40,7 +44,7 @@ class ClientProtocol(RequestHandler):
     requests that are stuck (`proxy.flight`), that a slow client holds up, or that only aiohttp can read.
     """
 
-    __slots__ = ("_flight", "_opening", "_owed", "_repeat", "seen", "slow", "trailers")
+    __slots__ = ("_flight", "_held", "_opening", "_owed", "_patience", "_repeat", "seen", "slow", "trailers")
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,6 +55,10 @@ class ClientProtocol(RequestHandler):
         self._owed = 0
         """Bytes still to come of the message that the parser is in: 0 between two messages, `_LOST` for unknown."""
         self._repeat: RepeatedHead | None = None
+        self._held = b""
+        """A head that is known and the beginning of its body: many clients write the two one after the other."""
+        self._patience: asyncio.TimerHandle | None = None
+        """Gives up waiting for the rest of it."""
         self._opening: Opening | None = None
         self._flight: Flight | None = None
         """The request that is served; there is one at a time."""
@@ -61,6 +69,8 @@ class ClientProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Launch a whole request whose head is known, else have aiohttp parse."""
+        if self._held:
+            data, self._held = self._held + data, b""
         repeat, waiter = self._repeat, self._waiter
         if (
             repeat is not None
@@ -68,13 +78,40 @@ class ClientProtocol(RequestHandler):
             and self._flight is None
             and waiter is not None
             and not waiter.done()
-            and (start := repeat.match(data))
+            and (end := repeat.end(data)) >= len(data)
         ):
             opening, manager = self._opening, self._manager
             if opening is not None and manager is not None:
-                manager.requests_count += 1
-                self._launch(Incoming(opening, data[start:], self))
-                return
+                if end == len(data):
+                    if self._patience is not None:
+                        self._lose_patience()
+                    manager.requests_count += 1
+                    self._launch(Incoming(opening, data[repeat.start :], self))
+                    return
+                if end <= _HELD_BYTES and opening.fields.get(b"expect") is None:
+                    self._held = data
+                    if self._patience is None:
+                        self._patience = self._loop.call_later(_HELD_S, self._let_go)
+                    return
+        self._parse(data)
+
+    def _lose_patience(self) -> None:
+        """Wait no longer for the rest of what is held."""
+        patience, self._patience = self._patience, None
+        if patience is not None:
+            patience.cancel()
+
+    def _let_go(self) -> None:
+        """Give what is held to aiohttp: the rest has not come in time, or the connection is to close."""
+        self._lose_patience()
+        held, self._held = self._held, b""
+        if held and self.transport is not None:
+            self._parse(held)
+
+    def _parse(self, data: bytes) -> None:
+        """Have aiohttp parse what came."""
+        if self._patience is not None:
+            self._lose_patience()
         known = len(self._messages)
         super().data_received(data)
         if self.trailers is not None and not self.trailers.done:
@@ -85,6 +122,12 @@ class ClientProtocol(RequestHandler):
             self._owed = max(_LOST, self._owed - len(data))
         elif self._owed == 0 and data:
             self._learn(data, known)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone, and with it what it began to say."""
+        self._lose_patience()
+        self._held = b""
+        super().connection_lost(exc)
 
     def _learn(self, data: bytes, known: int) -> None:
         """Find out where in its message the parser is, and what the head looked like.
@@ -201,9 +244,9 @@ class ClientProtocol(RequestHandler):
             flight.over
             and not flight.close
             and not self.slow
-            and flight.incoming.whole
             and not self._messages
-            and not (self._close or self._force_close)
+            and not (self._close or self._force_close or self._upgraded)
+            and flight.incoming.close()
         ):
             self._rest()
         else:
@@ -220,6 +263,7 @@ class ClientProtocol(RequestHandler):
     def _rest(self) -> None:
         """The connection may carry the next request, and closes when none comes."""
         self._clear()
+        self._keepalive = True
         closes_at = self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._keepalive_handle is None:
             self._keepalive_handle = self._loop.call_at(closes_at, self._process_keepalive)
@@ -232,24 +276,29 @@ class ClientProtocol(RequestHandler):
                 await incoming.drain()
         except ConnectionError:
             return False
-        self._keepalive = not flight.close
         if not incoming.whole:
             await self._leave(incoming, SENT_CLOSE if flight.close else SENT_KEEP)
-        if not self._keepalive or self._close or self._force_close:
+        if flight.close or self._close or self._force_close:
             return False
         self._rest()
         return True
 
     def close(self) -> None:
-        """Take no more requests; the one that is served may end."""
-        if self._flight is None:
+        """Take no more requests; the one that is served may end, and so may one that has begun to come."""
+        if self._held:
+            self._let_go()
+            self._close = True
+        elif self._flight is None:
             super().close()
         else:
             self._close = True
 
     def _process_keepalive(self) -> None:
         """Close an idle connection. One that serves is not idle, though its task may sleep."""
-        if self._flight is None:
+        if self._held:
+            self._let_go()
+            self._keepalive_handle = None
+        elif self._flight is None:
             super()._process_keepalive()
         else:
             self._keepalive_handle = None

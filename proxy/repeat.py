@@ -11,17 +11,18 @@ _MAX_DIGITS = 12
 class RepeatedHead:
     """A head that a parser has found right before, so that the same bytes need not be parsed again.
 
-    Only the digits of Content-Length may differ. What `match` accepts is that head and the whole of its body and
-    nothing else, so there is nothing left to disagree on (RFC 9112 section 6).
+    Only the digits of Content-Length may differ, so there is nothing left to disagree on (RFC 9112 section 6).
     """
 
-    __slots__ = ("_after", "_before", "_latest", "_size")
+    __slots__ = ("_after", "_before", "_latest", "_size", "start")
 
     def __init__(self, before: bytes, after: bytes | None) -> None:
         self._before = before
         self._after = after
         self._size = len(before)
         self._latest = self._size + _MAX_DIGITS + len(after or b"")
+        self.start = 0
+        """Where the body begins in what `end` found to begin with this head."""
 
     @classmethod
     def of(cls, head: bytes) -> RepeatedHead | None:
@@ -45,14 +46,22 @@ class RepeatedHead:
 
     def match(self, data: bytes) -> int:
         """Return where in `data` the body begins, 0 when it is not this head with the whole of its body."""
+        return self.start if self.end(data) == len(data) else 0
+
+    def end(self, data: bytes) -> int:
+        """Return where the message ends that `data` begins with, perhaps behind its end; 0 when the head is another.
+
+        A head has to be there whole.
+        """
         if not data.startswith(self._before):
             return 0
         after, size = self._after, self._size
         if after is None:
-            return size if len(data) == size else 0
+            self.start = size
+            return size
         end = data.find(after, size, self._latest)
         digits = data[size:end]
         if end < 0 or not digits.isdigit():
             return 0
-        start = end + len(after)
-        return start if start + int(digits) == len(data) else 0
+        self.start = end + len(after)
+        return self.start + int(digits)
