@@ -73,7 +73,7 @@ def proxies(bench: Bench, tests: set[str]) -> dict[tuple[str, str], list[float]]
         running.append((peer, url, pid))
     arguments = {
         "chat": ["--conns", "32", "--warm", "0.5"],
-        "stream": ["--stream", "--expect", "64", "--tokens", "64", "--conns", "32", "--warm", "1", *PACED_10_MS],
+        "stream": ["--stream", "--expect", "64", "--tokens", "64", "--conns", "32", "--warm", "2", *PACED_10_MS],
         "hold": ["--stream", "--tokens", "600", "--conns", "1000", "--hold", "3", *PACED_1_S],
     }
     figure = {"chat": "cpu_us_per_req", "stream": "cpu_us_per_event", "hold": "kb_per_stream"}
@@ -92,6 +92,8 @@ def proxies(bench: Bench, tests: set[str]) -> dict[tuple[str, str], list[float]]
                 wrong = {key: result[key] for key in ("bad_status", "bad_body", "errors") if result.get(key)}
                 if wrong:
                     print(f"{peer.name} {test}: {wrong}", file=sys.stderr)
+                if test == "hold" and wrong:
+                    continue  # a figure for each of fewer streams would say nothing
                 results.setdefault((test, peer.name), []).append(result["proxy"][figure[test]])
     for (test, name), runs in sorted(results.items()):
         print(f"{test:7} {name:14} {median(runs)} {figure[test]}")
@@ -198,7 +200,7 @@ def overload(bench: Bench, seconds: float) -> list[Bar]:
     port = next(bench.ports)
     pool = trimtab_gate(port, upstream, bench.processes.folder)
     path = Path(pool[-1])
-    text = path.read_text().replace("e2e_ms: 60000", "e2e_ms: 500").replace("initial: 2048", "initial: 4")
+    text = path.read_text().replace("e2e_ms: 3600000", "e2e_ms: 500").replace("initial: 2048", "initial: 4")
     path.write_text(text.replace("max: 4096", "max: 4"))
     pid = bench.processes.start(pool, bench.proxy_core, name="trimtab-overload")
     url = f"http://127.0.0.1:{port}/v1/chat/completions"

@@ -88,12 +88,17 @@ class Running(Protocol):
         ...
 
 
+_REST = 19.0
+"""Times the duration of a training that must pass before the next."""
+
+
 class Trainer:
     """Keeps the rows and decides when a training is due.
 
     Due every `rows` outcomes, or every `every_s` seconds if there were at least 50; never before `min_rows`, and
     never before twice the 99th percentile of the durations has passed since the start: until then the outcomes are
-    mostly those of short answers, and a model trained on them would promise short.
+    mostly those of short answers, and a model trained on them would promise short. Between two trainings there is at
+    least nineteen times the duration of the last one: a busy pool spends a twentieth of a core on them and no more.
     """
 
     def __init__(
@@ -113,6 +118,8 @@ class Trainer:
         self.pace(every_s=every_s, rows=rows, min_rows=min_rows, limit_s=limit_s, memory_bytes=memory_bytes)
         self._started = now
         self._last = now
+        self._launched = now
+        self._rest_until = now
         self._new = 0
         self._reservoir = Reservoir()
         self._durations = SortedWindow(512)
@@ -169,7 +176,7 @@ class Trainer:
                 self.names, strata, before, groups, incumbent, self._limit_s, self.trainings, self._memory_bytes
             )
             self.trainings += 1
-            self._new, self._last, self._forced = 0, now, False
+            self._new, self._last, self._launched, self._forced = 0, now, now, False
             self._running = self._launch(job)
         return None
 
@@ -199,7 +206,7 @@ class Trainer:
         }
 
     def _due(self, now: float) -> bool:
-        if len(self._reservoir) < self._min_rows:
+        if len(self._reservoir) < self._min_rows or now < self._rest_until:
             return False
         if now - self._started < 2.0 * self._durations.quantile(0.99):
             return False
@@ -213,6 +220,7 @@ class Trainer:
             return None
         self._running = None
         self._last = now
+        self._rest_until = now + _REST * (now - self._launched)
         if isinstance(result, Rejected):
             self.last_result = f"kept the old model: {result.reason}"
             log.info("length predictor %s", self.last_result)

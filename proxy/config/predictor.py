@@ -42,7 +42,12 @@ class PredictorConfig(Section):
     retrain_s: float = Field(
         default=600.0, ge=10.0, le=604_800.0, description="learn: a training is due this long after the last one."
     )
-    retrain_after: int = Field(default=1_000, ge=100, le=1_000_000, description="learn: or after so many outcomes.")
+    retrain_after: int = Field(
+        default=1_000,
+        ge=100,
+        le=1_000_000,
+        description="learn: or after so many outcomes; trainings take a twentieth of the time at most.",
+    )
     min_rows: int = Field(default=300, ge=100, le=16_000, description="learn: no training on fewer outcomes.")
     training_limit_s: float = Field(
         default=60.0, ge=5.0, le=3_600.0, description="learn: a training that takes longer is stopped."

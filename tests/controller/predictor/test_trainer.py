@@ -62,6 +62,20 @@ def test_a_training_is_due_after_enough_rows_or_enough_time() -> None:
         assert started(trainer, 100.0 + later) is due, (extra, later)
 
 
+def test_a_busy_pool_spends_a_twentieth_of_a_core_on_trainings_at_most() -> None:
+    class Done(Never):
+        def result(self) -> LengthModel | Rejected | None:
+            return Rejected("no")
+
+    trainer = Trainer(FEATURES, now=0.0, launch=Done)
+    feed(trainer, 300)
+    assert started(trainer, 100.0)
+    assert not started(trainer, 104.0)  # collects the result: it took four seconds
+    feed(trainer, 100_000)
+    assert not started(trainer, 179.0)
+    assert started(trainer, 180.0)
+
+
 def test_no_training_before_long_answers_had_time_to_finish() -> None:
     trainer = Trainer(FEATURES, now=0.0, launch=Never)
     feed(trainer, 500, duration_s=30.0)
