@@ -1,10 +1,10 @@
-"""How a process fares on this machine that has slept: what every figure of a mostly idle process should be read beside.
+"""How a process fares on this machine after it has slept: to be read beside every figure of a mostly idle process.
 
     python -m benchmarks.machine
 
-A plain loop over some megabytes of objects, back to back and after pauses, by its own CPU time. Where the machine takes
-memory away from what is idle (caches, the hypervisor), the same work costs many times as much after a pause, whoever
-does it; a proxy that is asked once a second pays that with every request.
+A plain loop over some megabytes of objects, back to back and after pauses, by its own CPU time. Where caches or the
+hypervisor take memory away from what is idle, the same work costs many times as much after a pause, whoever does it;
+a proxy that is asked once a second pays that with every request.
 """
 
 from __future__ import annotations

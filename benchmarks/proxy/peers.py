@@ -64,8 +64,8 @@ def _trimtab(port: int, upstream: int, folder: Path, pool: str = "") -> list[str
     return [sys.executable, "-m", "proxy.cli", "serve", "-c", str(path)]
 
 
-# Everything on: priority queue with classes, deadline admission against an SLO, the controller, metrics. Streams of ten
-# minutes can keep the promise; those that could not would be refused, rightly.
+# Everything on: priority queue with classes, deadline admission against an SLO, the controller, metrics. Streams of
+# ten minutes can keep the promise; those that could not would be refused, rightly.
 _GATE = """\
     dispatch: gate
     policy: priority
