@@ -52,6 +52,11 @@ class Signals:
         else:
             loop.add_signal_handler(signal.SIGHUP, hangup)
 
+    @staticmethod
+    def take_hangups() -> None:
+        """Let SIGHUP through that was held back while the program started, one that came meanwhile included."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
+
     def _ask(self, gently: bool) -> None:
         if self.asked.is_set():
             self.insisted.set()
@@ -96,6 +101,7 @@ async def serve(
         await proxy.start(data, admin)
         calm_collector()
         started(proxy)
+        signals.take_hangups()
         await signals.asked.wait()
         await wind_down(proxy, signals)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -41,6 +42,8 @@ def command(
 
     Values come from the file, then TRIMTAB_* variables, then flags. SIGHUP reads them again, SIGTERM drains.
     """
+    # Whoever asks for a reload while we start is answered once we have; by default the signal would end us.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     found = find_file(file)
     overrides = settings(
         sets,

@@ -148,6 +148,7 @@ async def supervise(
             _LOG.error("a worker did not come up; stopping")
             return 1
         started(leader)
+        signals.take_hangups()
         await signals.asked.wait()
         inside = leader.inside
         _LOG.info("draining: %d request%s under way", inside, "" if inside == 1 else "s")

@@ -128,6 +128,27 @@ async def test_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
             assert (await answer.json())["slo"]["e2e_ms"] == 7000
 
 
+@pytest.mark.parametrize("workers", ["1", "2"])
+async def test_a_hangup_while_it_starts_reads_the_configuration_again_once_it_has(
+    tmp_path: Path, workers: str
+) -> None:
+    file = tmp_path / "trimtab.yaml"
+    os.mkfifo(file)
+    options = ("--port", "0", "--admin-port", "0", "--set", "drain.grace_s=0", "--workers", workers)
+    async with process("serve", "-c", str(file), *options, cwd=tmp_path) as running:
+        assert running.stderr is not None
+        with await asyncio.to_thread(file.open, "w") as early:
+            # It is about to read, and far from serving.
+            running.send_signal(signal.SIGHUP)
+            early.write("upstreams: [http://127.0.0.1:1]\nslo: {e2e_ms: 5000}\n")
+        await said(running.stderr, "admin ")
+        with await asyncio.to_thread(file.open, "w") as later:
+            later.write("upstreams: [http://127.0.0.1:1]\nslo: {e2e_ms: 7000}\n")
+        await said(running.stderr, "reloaded: generation 2, changed pools.default.slo")
+        running.send_signal(signal.SIGTERM)
+        assert await running.wait() == 0
+
+
 async def said(stream: asyncio.StreamReader, words: str) -> None:
     """Read lines until one has `words` in it."""
     while words not in (line := (await stream.readline()).decode()):
