@@ -17,6 +17,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from shutil import which
 
@@ -32,18 +33,23 @@ _BODY = b'{"model":"mock","messages":[{"role":"user","content":"hi"}]}'
 _SUMMARY = re.compile(r"^summary: (\d+)", re.MULTILINE)
 
 
-def instructions(command: Callable[[int, int, Path], list[str]], first_port: int, *, stream: bool = False) -> float:
+def instructions(
+    command: Callable[[int, int, Path], list[str]], first_port: int, *, stream: bool = False, quick: bool = False
+) -> float:
     """Return the instructions of one request (or of one event of a stream) through the proxy `command` starts."""
-    tools = native()
-    counts = {}
-    few, many = (FEW, MANY) if not stream else (16, 80)
-    for index, wanted in enumerate((few, many)):
+    counts = (FEW, MANY) if not stream else (16, 80)
+    if quick:
+        counts = (counts[0] // 2, counts[1] // 2)
+
+    def counted(index: int) -> tuple[int, int]:
         upstream, port = first_port + 2 * index, first_port + 2 * index + 1
         with Processes() as processes:
-            processes.start([str(tools / "mock"), "--port", str(upstream)], "0", name="mock")
-            counted, done = _run(processes, command, upstream, port, wanted, stream=stream)
-        counts[wanted] = (counted, done)
-    (low, low_done), (high, high_done) = counts[few], counts[many]
+            processes.start([str(native() / "mock"), "--port", str(upstream)], "0", name="mock")
+            return _run(processes, command, upstream, port, counts[index], stream=stream)
+
+    native()
+    with ThreadPoolExecutor(2) as pool:
+        (low, low_done), (high, high_done) = pool.map(counted, (0, 1))
     return (high - low) / (high_done - low_done)
 
 
@@ -63,7 +69,7 @@ def _run(
     argv = command(port, upstream, processes.folder)
     if (config := Path(argv[-1])).suffix == ".yaml" and "pools:" in (text := config.read_text()):
         config.write_text(text.replace("state: {", "state: {enabled: false, ") + "    tick_s: 60\n")
-    pid = processes.start([*valgrind, *argv], "1", env={"PYTHONHASHSEED": "0"}, name="counted")
+    pid = processes.start([*valgrind, *argv], None, env={"PYTHONHASHSEED": "0"}, name="counted")
     url = f"http://127.0.0.1:{port}/v1/chat/completions"
     if not wait_until_ready(url, _BODY, 120):
         raise SystemExit(f"did not start, see {processes.folder}")
@@ -82,7 +88,7 @@ def _run(
     return int(found[1]), int(result["ok"]) * (64 if stream else 1)
 
 
-def instruction_bars(first_port: int) -> list[Bar]:
+def instruction_bars(first_port: int, *, quick: bool = False) -> list[Bar]:
     """Compare a chat through Trimtab, everything on, with one through the plainest aiohttp proxy."""
     if which("valgrind") is None:
         print("instructions: valgrind is not installed, left out", file=sys.stderr)
@@ -90,7 +96,7 @@ def instruction_bars(first_port: int) -> list[Bar]:
     measured = {}
     for index, name in enumerate(("trimtab", "aiohttp")):
         command = next(peer.command for peer in PEERS if peer.name == name)
-        measured[name] = instructions(command, first_port + 10 * index)
+        measured[name] = instructions(command, first_port + 10 * index, quick=quick)
         print(f"instructions {name:14} {measured[name]:10.0f} a request")
     return [Bar.below("chat: instructions against aiohttp", measured["trimtab"] / measured["aiohttp"], 0.5)]
 

@@ -65,11 +65,11 @@ class Processes:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
 
-    def start(self, argv: Sequence[str], core: str, *, env: Mapping[str, str] | None = None, name: str) -> int:
-        """Start `argv` on `core`, log to a file named after it, and return its pid."""
+    def start(self, argv: Sequence[str], core: str | None, *, env: Mapping[str, str] | None = None, name: str) -> int:
+        """Start `argv` on `core` (None for any), log to a file named after it, and return its pid."""
         with (self.folder / f"{name}.log").open("w") as log:
             child = subprocess.Popen(
-                ["taskset", "-c", core, *argv],
+                [*argv] if core is None else ["taskset", "-c", core, *argv],
                 env={**os.environ, **(env or {})},
                 stdout=log,
                 stderr=subprocess.STDOUT,
