@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from controller.observation import Result
+from proxy import protocol
 from proxy.server import ServerLimits
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
@@ -174,3 +175,22 @@ async def test_a_connection_that_rests_is_closed_when_nothing_comes() -> None:
     async with MockUpstream() as up, Stack(up.url, server_limits=limits) as stack, RawClient(stack.port) as client:
         assert (await client.ask("POST", PATH, body=CHAT)).status == 200
         assert await client.closed() == b""
+
+
+async def test_a_fault_of_our_own_before_a_request_is_known_is_answered_and_not_waited_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    async with MockUpstream() as up, Stack(up.url) as stack:
+        async with RawClient(stack.port) as client:
+            monkeypatch.setattr(protocol, "Opening", broken)
+            answer = await client.ask("POST", PATH, body=CHAT)
+            assert (answer.status, answer.header("x-trimtab-reason")) == (500, "internal_error")
+            assert await client.closed() == b""
+        monkeypatch.undo()
+        async with RawClient(stack.port) as client:
+            await warmed(client)
+        await stack.settled()
+    assert "a bug" in caplog.text
