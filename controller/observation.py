@@ -25,7 +25,7 @@ class Result(StrEnum):
     """The client went away. Says nothing about latency."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, init=False)
 class Observation:
     """One finished request. Times are seconds of the proxy's monotonic clock.
 
@@ -41,22 +41,57 @@ class Observation:
     done: float
     result: Result
     generation: int
-    dispatched: float | None = None
+    dispatched: float | None
     """None when the request never left the queue."""
-    first_byte: float | None = None
+    first_byte: float | None
     """When the first byte of the answer's body was relayed; None when there was none."""
-    last_byte: float | None = None
+    last_byte: float | None
     """When the last byte of the answer's body arrived; None when there was none."""
-    batch: int = 1
+    batch: int
     """merge: items in the upstream call. gate: sequences in flight there, this one included, at dispatch."""
-    prompt_tokens: int = 0
-    output_tokens: int = 0
+    prompt_tokens: int
+    output_tokens: int
     """As the upstream reported it, else counted from the stream's events; 0 when unknown."""
-    streamed: bool = False
+    streamed: bool
     """Whether first_byte marks the first token, so that ttft and tpot mean something."""
-    klass: str = "default"
-    tenant: str = ""
-    upstream: str = ""
+    klass: str
+    tenant: str
+    upstream: str
+
+    def __init__(
+        self,
+        pool: str,
+        arrival: float,
+        done: float,
+        result: Result,
+        generation: int,
+        dispatched: float | None = None,
+        first_byte: float | None = None,
+        last_byte: float | None = None,
+        batch: int = 1,
+        prompt_tokens: int = 0,
+        output_tokens: int = 0,
+        streamed: bool = False,
+        klass: str = "default",
+        tenant: str = "",
+        upstream: str = "",
+    ) -> None:
+        # Written out: compiled, it is many times as quick as the one that dataclasses make.
+        self.pool = pool
+        self.arrival = arrival
+        self.done = done
+        self.result = result
+        self.generation = generation
+        self.dispatched = dispatched
+        self.first_byte = first_byte
+        self.last_byte = last_byte
+        self.batch = batch
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.streamed = streamed
+        self.klass = klass
+        self.tenant = tenant
+        self.upstream = upstream
 
     @property
     def queue_s(self) -> float:
