@@ -110,7 +110,7 @@ def test_workers_whose_leader_is_gone_serve_on(tmp_path: Path) -> None:
         trimtab.process.kill()
         trimtab.process.wait()
         try:
-            trimtab.says("(the leader is gone)")
+            eventually(lambda: "the leader is gone" in trimtab.err)
             assert {chat(proxy) for _ in range(20)} == {200}
         finally:
             for pid in processes:
