@@ -23,6 +23,8 @@ _JAM_FACTOR = 4.0
 _OUT_FACTOR = 1.8
 """A request that waits four times as long as usual for its first token was made to wait; one whose tokens came at
 1.8 times the usual distance was thrown out in between."""
+_WARM = 32
+"""Streamed requests before memory is learned from any."""
 _REMEMBERED = 4096
 _UNBOUND_TICKS = 5
 _UNKNOWN = (0.0, 0.0)
@@ -75,11 +77,12 @@ class GateUpstream:
         prompt_s = self.model.first.prompt_token_s * self._prompt_tokens
         usual = max(self._usual_wait_s, 0.5 * prompt_s, 3.0 * self._usual_pace_s)
         thrown_out = pace is not None and self._usual_pace_s > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s
-        jammed = wait > _JAM_FACTOR * usual or thrown_out
-        if self.model.samples >= 32:
+        # Before anything is known as usual, nothing is unusual; answers that are not streamed tell nothing of it.
+        jammed = usual > 0.0 and (wait > _JAM_FACTOR * usual or thrown_out)
+        if self.model.first.samples >= _WARM:
             self.memory.observe(tokens, jammed)
         if not jammed:
-            self._usual_wait_s += 0.05 * (wait - self._usual_wait_s)
+            self._usual_wait_s += (0.05 if self._usual_wait_s else 1.0) * (wait - self._usual_wait_s)
             if pace is not None:
                 self._usual_pace_s += (0.05 if self._usual_pace_s else 1.0) * (pace - self._usual_pace_s)
         return jammed

@@ -127,3 +127,17 @@ def test_a_size_that_never_varies_is_tried_one_larger_now_and_then() -> None:
         for _ in range(choice.take):
             upstream.observe(observation(1.0, done=42.5 + index, batch=choice.take), ())
     assert len(sizes) > 1
+
+
+def test_streams_that_follow_plain_answers_are_no_sign_of_full_memory() -> None:
+    """What streams usually wait is not known from answers that came whole; nothing about the first is unusual."""
+    upstream = GateUpstream(0.01)
+    for index in range(60):
+        upstream.observe(observation(0.001, done=1.0 + index), ())
+    busy = Load(inflight=8, inflight_calls=8, inflight_tokens=2_000.0)
+    for index in range(60):
+        now = 100.0 + index
+        assert upstream.choose([job(now, prompt_tokens=16)], 64, now, busy, PROMISED, form=True, shed=True).take == 1
+        upstream.observe(observation(0.5, done=now + 0.5, first=0.002 + 0.0007 * (index % 37), tokens=50), ())
+        upstream.tick(now)
+        assert upstream.memory.limit_tokens is None
