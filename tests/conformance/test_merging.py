@@ -95,14 +95,7 @@ async def test_usage_is_split_to_the_last_token() -> None:
 async def test_a_wrong_number_of_results_is_never_guessed_at(results: int) -> None:
     """Missing, extra or duplicate results: everybody is asked for singly."""
     values = [f"v{n}" for n in range(4)]
-    async with MockUpstream() as up, Stack(up.url, **merging(4)) as stack:
-        original = up._list
-
-        def wrong_when_merged(given: Any, how: Behaviour, *rest: Any) -> Any:
-            merged = isinstance(given, list) and len(given) > 1
-            return original(given, Behaviour(results=results) if merged else how, *rest)
-
-        up._list = wrong_when_merged  # type: ignore[method-assign]
+    async with MockUpstream(Behaviour(merged_results=results)) as up, Stack(up.url, **merging(4)) as stack:
         check(values, await embed_all(stack, values))
         assert len(up.seen) == 5
         await stack.settled()

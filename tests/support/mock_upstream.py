@@ -17,104 +17,13 @@ import json
 import ssl
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import replace
 from typing import Any
 
+from tests.support.mock_answers import chat_stream, content
+from tests.support.mock_behaviour import Behaviour, Seen, known
+
 __all__ = ["Behaviour", "MockUpstream", "Seen", "chat_stream"]
-
-
-@dataclass(frozen=True)
-class Behaviour:
-    """What to do with one request. Times are seconds."""
-
-    delay: float = 0.0
-    """Before the head of the answer."""
-    gap: float = 0.0
-    """Between the events of a stream."""
-    tokens: int = 4
-    """Events of a stream, tokens of an answer."""
-    status: int = 200
-    reason: str | None = None
-    """The reason phrase, which may be empty."""
-    headers: list[list[str]] = field(default_factory=list)
-    """Added to the answer's head."""
-    retry_after: str | None = None
-    cut_at: int | None = None
-    """Break off after so many bytes of the body as written, framing included."""
-    reset: bool = False
-    """Whether breaking off is a reset rather than a plain close."""
-    stall_at: int | None = None
-    """Say nothing more after so many bytes of the body."""
-    reset_before_head: bool = False
-    close_before_head: bool = False
-    garbage: bool = False
-    """Answer with something that is no HTTP."""
-    hang: bool = False
-    """Never answer."""
-    framing: str = "auto"
-    """length, chunked, close, or auto: chunked for streams, length for the rest."""
-    shuffle: bool = False
-    """Results of a list in another order, `index` telling which is which."""
-    results: int | None = None
-    """So many results, whatever was asked for."""
-    poison: list[str] = field(default_factory=list)
-    """Inputs that make the whole call fail, with status `poison_status`."""
-    poison_status: int = 400
-    close: bool = False
-    """Say `Connection: close`."""
-    drop_idle: bool = False
-    """Close the connection right after the answer, without having said so."""
-    body: str | None = None
-    """Answer with exactly this body."""
-    body_size: int | None = None
-    """Answer with so many bytes."""
-    encoding: str | None = None
-    """Content-Encoding to claim for it."""
-    echo: bool = False
-    """Answer with the request's own body."""
-    interim: int | None = None
-    """Send this 1xx status first."""
-    trailers: list[list[str]] = field(default_factory=list)
-    answer_early: bool = False
-    """Answer before the request's body has been read."""
-    gate: str | None = None
-    """Wait for `MockUpstream.open(name)` before the head."""
-
-
-@dataclass
-class Seen:
-    """One request as it arrived."""
-
-    method: str
-    target: str
-    headers: list[tuple[str, str]]
-    body: bytes = b""
-    connection: int = 0
-    at: float = 0.0
-    aborted_at: float | None = None
-    """When the other side closed before the answer was complete (monotonic)."""
-    finished: bool = False
-    ended_at: float = 0.0
-    """When its answer was written whole (monotonic); 0 while it is not."""
-    status: int = 0
-    """What it was answered with; 0 for nothing."""
-    how: Behaviour = field(default_factory=Behaviour)
-    """How it was to be treated."""
-    continued: bool = False
-    trailers: list[tuple[str, str]] = field(default_factory=list)
-
-    def header(self, name: str) -> str | None:
-        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self.headers if key.lower() == name.lower()]
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-_NAMES = {f.name for f in fields(Behaviour)}
 
 
 class MockUpstream:
@@ -214,7 +123,7 @@ class MockUpstream:
         headers = [(k, v.strip()) for k, _, v in (line.partition(":") for line in lines[1:])]
         seen = Seen(method, target, headers, connection=number, at=time.monotonic())
         mock = seen.header("x-mock")
-        behaviour = replace(self.default, **_known(json.loads(mock))) if mock else self.default
+        behaviour = replace(self.default, **known(json.loads(mock))) if mock else self.default
         seen.how = behaviour
         self.seen.append(seen)
         self._changed.set()
@@ -282,7 +191,7 @@ class MockUpstream:
             return False
         if how.interim is not None:
             writer.write(b"HTTP/1.1 %d Interim\r\nLink: </x>\r\n\r\n" % how.interim)
-        status, kind, pieces = self._content(seen, how)
+        status, kind, pieces = content(seen, how, self.metrics)
         seen.status = status
         framing = how.framing
         if framing == "auto":
@@ -333,105 +242,6 @@ class MockUpstream:
             written += len(data)
             await writer.drain()
         return True
-
-    def _content(self, seen: Seen, how: Behaviour) -> tuple[int, str, list[bytes]]:
-        """Return status, content type and the pieces of the body."""
-        if how.echo:
-            return how.status, seen.header("content-type") or "application/octet-stream", [seen.body]
-        if how.body is not None:
-            return how.status, "application/json", [how.body.encode()]
-        if how.body_size is not None:
-            return how.status, "application/octet-stream", [b"x" * how.body_size]
-        path = seen.target.partition("?")[0]
-        if how.status != 200:
-            return how.status, "application/json", [_error(f"mock says {how.status}")]
-        if path.endswith("/models"):
-            return 200, "application/json", [b'{"object":"list","data":[{"id":"mock","object":"model"}]}']
-        if path.endswith("/metrics"):
-            return 200, "text/plain; version=0.0.4", [self.metrics.encode()]
-        if path.endswith(("/health", "/v1/health")):
-            return 200, "text/plain", [b"ok"]
-        if seen.method != "POST":
-            return 200, "text/plain", [f"{seen.method} {seen.target}".encode()]
-        try:
-            payload = json.loads(seen.body or b"{}")
-        except ValueError:
-            return 200, "application/octet-stream", [seen.body]
-        if path.endswith("/chat/completions"):
-            if payload.get("stream"):
-                usage = bool((payload.get("stream_options") or {}).get("include_usage"))
-                return 200, "text/event-stream; charset=utf-8", chat_stream(how.tokens, usage=usage)
-            return 200, "application/json", [_chat(how.tokens)]
-        if path.endswith("/embeddings"):
-            return self._list(payload.get("input"), how, _embedding, "data")
-        if path.endswith("/completions"):
-            return self._list(payload.get("prompt"), how, _choice, "choices")
-        return 200, "application/json", [json.dumps({"path": path, "got": len(seen.body)}).encode()]
-
-    def _list(
-        self, given: Any, how: Behaviour, make: Callable[[int, Any], dict[str, Any]], name: str
-    ) -> tuple[int, str, list[bytes]]:
-        values = given if isinstance(given, list) and not all(isinstance(v, int) for v in given) else [given]
-        if any(value in how.poison for value in values if isinstance(value, str)):
-            return how.poison_status, "application/json", [_error("poisoned input")]
-        results = [make(index, value) for index, value in enumerate(values)]
-        if how.results is not None:
-            results = (results * (how.results + 1))[: how.results]
-        if how.shuffle:
-            results = results[1::2] + results[::2]
-        tokens = sum(len(str(value)) for value in values)
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        return 200, "application/json", [json.dumps({"object": "list", name: results, "usage": usage}).encode()]
-
-
-def chat_stream(tokens: int, *, usage: bool = False) -> list[bytes]:
-    """Return the events of a chat stream, `[DONE]` included."""
-    events = []
-    for index in range(tokens):
-        finish = "stop" if index == tokens - 1 else None
-        choice = {"index": 0, "delta": {"content": f" täg-{index} 漢字 🙂"}, "finish_reason": finish}
-        chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "mock", "choices": [choice]}
-        events.append(b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n")
-    if usage:
-        counts = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
-        chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "choices": [], "usage": counts}
-        events.append(b"data: " + json.dumps(chunk).encode() + b"\n\n")
-    events.append(b"data: [DONE]\n\n")
-    return events
-
-
-def _chat(tokens: int) -> bytes:
-    message = {"role": "assistant", "content": "x " * tokens}
-    usage = {"prompt_tokens": 7, "completion_tokens": tokens, "total_tokens": 7 + tokens}
-    choice = {"index": 0, "message": message, "finish_reason": "stop"}
-    return json.dumps(
-        {"id": "chatcmpl-1", "object": "chat.completion", "model": "mock", "choices": [choice], "usage": usage}
-    ).encode()
-
-
-def _embedding(index: int, value: Any) -> dict[str, Any]:
-    """The vector tells which input it belongs to."""
-    return {"object": "embedding", "index": index, "embedding": [float(len(str(value))), float(_number(value))]}
-
-
-def _choice(index: int, value: Any) -> dict[str, Any]:
-    return {"index": index, "text": f"answer to {value}", "finish_reason": "length"}
-
-
-def _number(value: Any) -> int:
-    digits = "".join(c for c in str(value) if c.isdigit())
-    return int(digits or 0) % 1_000_003
-
-
-def _error(message: str) -> bytes:
-    return json.dumps({"error": {"message": message, "type": "mock_error"}}).encode()
-
-
-def _known(given: dict[str, Any]) -> dict[str, Any]:
-    unknown = given.keys() - _NAMES
-    if unknown:
-        raise ValueError(f"unknown behaviour {sorted(unknown)}; known are {sorted(_NAMES)}")
-    return given
 
 
 async def _read_body(reader: asyncio.StreamReader, seen: Seen) -> bytes:

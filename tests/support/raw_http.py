@@ -9,7 +9,10 @@ import ssl
 import struct
 from typing import Any, NamedTuple
 
-__all__ = ["Answer", "RawClient", "request_bytes"]
+__all__ = ["CHAT", "Answer", "RawClient", "request_bytes"]
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+"""The body of a chat completion, as short as it can be."""
 
 
 class Answer(NamedTuple):

@@ -11,6 +11,8 @@ import orjson
 from proxy.wire.base import Call, Head, Tap
 from proxy.wire.registry import AUTO, detect
 
+EMBEDDINGS, COMPLETIONS, CHAT = "/v1/embeddings", "/v1/completions", "/v1/chat/completions"
+
 
 def head(path: str, *headers: tuple[str, str], method: str = "POST") -> Head:
     return Head(
