@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from proxy.cli import compile as cli
+from proxy.cli import main
 from proxy.compiled.build import why_not
 from proxy.compiled.store import CompiledUnavailable
 
@@ -19,12 +20,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_check_tells_by_its_exit_code_whether_there_is_a_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = CliRunner().invoke(cli.command, ["--check"])
+    missing = CliRunner().invoke(main, ["compile", "--check"])
     assert (missing.exit_code, "from source" in missing.output) == (1, True)
     monkeypatch.setattr(cli, "extension_files", lambda _: {"proxy.flight": folder})
-    there = CliRunner().invoke(cli.command, ["--check"])
+    there = CliRunner().invoke(main, ["compile", "--check"])
     assert (there.exit_code, there.output) == (0, "compiled\n")
-    again = CliRunner().invoke(cli.command)
+    again = CliRunner().invoke(main, ["compile"])
     assert (again.exit_code, str(folder) in again.output) == (0, True)
 
 
@@ -33,10 +34,10 @@ def test_what_is_missing_is_said_and_fatal_unless_that_is_fine(folder: Path, mon
         raise CompiledUnavailable(f"there is no C compiler for {jobs} jobs")
 
     monkeypatch.setattr(cli, "build", build)
-    refused = CliRunner().invoke(cli.command, ["--jobs", "3"])
+    refused = CliRunner().invoke(main, ["compile", "--jobs", "3"])
     assert refused.exit_code == 2
     assert "no C compiler for 3 jobs" in refused.stderr
-    fine = CliRunner().invoke(cli.command, ["--jobs", "3", "--if-possible"])
+    fine = CliRunner().invoke(main, ["compile", "--jobs", "3", "--if-possible"])
     assert fine.exit_code == 0
     assert "runs from source" in fine.output
     assert "no C compiler for 3 jobs" in fine.output
