@@ -32,15 +32,15 @@ class Asking(Answering):
         """Refuse what the caller may ask for and has not spelled right. Raises Refused."""
         fields = self.incoming.fields
         fields.check_patience()
-        if fields.klass is None or fields.klass in pool.rules or not (self.visit or self.service.trust_headers):
+        if fields.klass is None or fields.klass in pool.terms.rules or not (self.visit or self.service.trust_headers):
             return
-        known = ", ".join(pool.rules)
+        known = ", ".join(pool.terms.rules)
         text = f"There is no class {fields.klass!r:.60}; the classes are {known}."
         raise Refused(BadInput(text, "x-trimtab-class"))
 
     def _classify(self, pool: Pool) -> ClassRules:
         """Fill in class and tenant, and return the rules of the class."""
-        ticket, rules = self.ticket, pool.rules
+        ticket, rules = self.ticket, pool.terms.rules
         klass = pool.config.default_class
         if self.visit is not None:
             klass = self.visit.classify(ticket, self.incoming.fields, pool)
@@ -55,7 +55,7 @@ class Asking(Answering):
     def _until(self, pool: Pool) -> float:
         """Return when patience with the whole request ends."""
         timeout_s = self.incoming.fields.timeout_s
-        total_s = pool.total_s
+        total_s = pool.terms.total_s
         return self.ticket.arrival + (total_s if timeout_s is None or timeout_s > total_s else timeout_s)
 
     def _job(self, pool: Pool, rules: ClassRules) -> tuple[Job, float, float]:
@@ -83,8 +83,8 @@ class Asking(Answering):
             visit.admit(tokens, monotonic())
         weight = 1.0 if visit is None else visit.caller.weight
         fields = self.incoming.fields
-        give_up = arrival + pool.max_wait_s
-        if fields.ttft_s is not None and fields.ttft_s < pool.max_wait_s:
+        give_up = arrival + pool.terms.max_wait_s
+        if fields.ttft_s is not None and fields.ttft_s < pool.terms.max_wait_s:
             give_up = arrival + fields.ttft_s
         deadline = None
         if span is not None:

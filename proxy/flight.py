@@ -168,7 +168,7 @@ class Flight(Asking):
         rules = self._classify(pool)
         if pool.affinity is not None:
             self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
-        if self.call is not None and pool.mergeable(self.call):
+        if self.call is not None and pool.terms.mergeable(self.call):
             self._share(pool, rules)
         elif route.queued:
             self._queue(pool, rules)
@@ -179,8 +179,8 @@ class Flight(Asking):
         """Take a slot, or a place among those who wait for one."""
         _, tokens, give_up = self._job(pool, rules)
         outgoing = self._outbound = self._outgoing(rules)
-        if pool.keepalive_s is not None:
-            self._keep_alive(pool.keepalive_s, outgoing)
+        if pool.terms.keepalive_s is not None:
+            self._keep_alive(pool.terms.keepalive_s, outgoing)
         lease = self._lease = pool.admit(self.ticket, tokens, express=rules.express)
         if lease is None:
             self._rest = partial(self._wait_turn, pool, tokens, rules.express, give_up)

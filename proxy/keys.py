@@ -63,9 +63,9 @@ class Caller:
     def class_in(self, pool: Pool, asked: str | None) -> str:
         """Return the class of a request in `pool` that asks for class `asked`, or for none."""
         known = self._ladders.get(pool.name)
-        if known is None or known[0] is not pool.rules:
+        if known is None or known[0] is not pool.terms.rules:
             default, ladder = class_ladder(self.config, pool.config.classes, pool.config.default_class)
-            known = self._ladders[pool.name] = (pool.rules, default, ladder)
+            known = self._ladders[pool.name] = (pool.terms.rules, default, ladder)
         return known[1] if asked is None else known[2].get(asked, known[1])
 
 

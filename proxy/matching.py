@@ -62,10 +62,10 @@ class RouteTable:
 
     def choose(self, candidates: tuple[Candidate, ...], model: str) -> Candidate | None:
         """Return the first candidate that serves `model`; None when none does."""
-        if len(candidates) == 1 and candidates[0].pool.any_model:
+        if len(candidates) == 1 and candidates[0].pool.terms.any_model:
             return candidates[0]
         for candidate in candidates:
-            if candidate.pool.any_model or _matches(candidate.pool.config.match.models, model):
+            if candidate.pool.terms.any_model or _matches(candidate.pool.config.match.models, model):
                 return candidate
         return None
 

@@ -203,7 +203,7 @@ class DataPlane:
 
     def _build(self, config: PoolConfig, controller: PoolController) -> Pool:
         pool = Pool(config, clock=self._clock, controller=controller, hooks=self._control.hooks, share=self._share)
-        pool.tracing = self._tracing
+        pool.runs.tracing = self._tracing
         self._watch(pool)
         return pool
 

@@ -6,11 +6,10 @@ import asyncio
 import logging
 from collections.abc import Hashable, Iterable
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from controller.decision import Decision
-from controller.load import MAX_RUNNING, Load
+from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation
 from policies.registry import create_policy
@@ -22,27 +21,24 @@ from proxy.config.model import PoolConfig
 from proxy.control import WHOLE, Share
 from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
-from proxy.merger import Batch, MergeBatcher, by_length
-from proxy.merging import MergeRun
+from proxy.merge_runs import MergeRuns
+from proxy.merger import Batch, MergeBatcher
 from proxy.outcome import DeadlinePassed, Draining, NoUpstream, Outcome, Refused, Shed
 from proxy.prediction import Lengths, lengths_for
-from proxy.profile import load_profile
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.rules import ClassRules, controller_for
 from proxy.slots import MergeSlots
+from proxy.terms import Terms
 from proxy.ticket import Ticket
 from proxy.tls import fingerprint
 from proxy.turn import MergeTurn, Turn
+from proxy.underway import UnderWay
 from proxy.upstream.build import build_group, build_poller
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.group import Group
 from proxy.upstream.leaving import Leaving, note_drain
 from proxy.upstream.probe import Prober
 from proxy.upstream.routing import AffinityKey
-from proxy.wire.base import Call, Route
-
-if TYPE_CHECKING:
-    from proxy.tracing import Tracing
 
 __all__ = ["ClassRules", "Pool", "controller_for"]
 
@@ -76,13 +72,12 @@ class Pool:
         self.config = config
         self.controller = controller or controller_for(config, now)
         self.hooks: Hooks = hooks or NullHooks()
-        self.tracing: Tracing | None = None
-        """Who follows requests; None where nobody does."""
         self._loop = asyncio.get_running_loop()
         self.tls_files = fingerprint(config)
         """What the files behind its connections held."""
         self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
         self.leases = LeaseBook()
+        self._under_way = UnderWay()
         self.queue = WaitQueue(
             create_policy(config.policy, config.policy_options),
             clock,
@@ -95,7 +90,7 @@ class Pool:
             on_left=self._left,
         )
         depth = share.part(config.depth)
-        self._slots = MergeSlots(self.group.endpoints, depth)
+        slots = MergeSlots(self.group.endpoints, depth)
         formers: dict[str, Former] = {self.controller.mode: self.controller}
         plain = Plain(self.controller)
         self.gate = GateBatcher(self.queue, formers.get("gate", plain), clock, load=self.load, grant=self._grant)
@@ -103,20 +98,19 @@ class Pool:
             self.queue,
             formers.get("merge", plain),
             clock,
-            slots=self._slots,
+            slots=slots,
             load=self.load,
-            dispatch=self._dispatch,
+            dispatch=self._send,
             max_tokens=config.max_batch_tokens,
         )
+        self.runs = MergeRuns(
+            self.name, self.group, slots, self.leases, self._under_way,
+            hooks=self.hooks, clock=clock, on_freed=self.merge.poke,
+        )  # fmt: skip
+        """The merged calls that are under way."""
         self.admission = Admission(self.queue, self.controller)
-        self._running: dict[Lease, tuple[float, int]] = {}
-        self._express: set[Lease] = set()
-        """Those of them that were let through for express classes."""
         self._gated = self.controller.mode == "gate"
-        self._runs: set[MergeRun] = set()
         self._slot_count = max(1, len(self.group.endpoints) * depth)
-        self._items_inflight = 0
-        self._tokens_inflight = 0.0
         self.draining = False
         self._prober = Prober(
             self.group.endpoints,
@@ -137,41 +131,25 @@ class Pool:
     @config.setter
     def config(self, config: PoolConfig) -> None:
         self._config = config
-        self.any_model = "*" in config.match.models
-        """Whether it takes requests whatever model they name."""
-        self._profiles = tuple(load_profile(upstream.profile) for upstream in config.upstreams)
-        self._pads = any(profile.pads for profile in self._profiles)
-        self._merged_routes: dict[str, bool] = {}
-        self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
-        """What each class means, in seconds."""
-        self.total_s = config.timeouts.total_ms / 1000.0
-        self.keepalive_s = config.keepalive.interval_ms / 1000.0 if config.keepalive.enabled else None
-        """Silence after which waiting streams get a comment; None for never."""
-        self.max_wait_s = config.queue.max_wait_ms / 1000.0
+        self.terms = Terms(config)
         self.lengths = lengths_for(config, self._clock.now, self.lengths)
 
     # -- what is going on ----------------------------------------------------------------------------------
 
     def load(self, now: float) -> Load:
         """Return what is in front of a newcomer at `now`. Calls are told one by one only where calls are made."""
-        running = self._running
-        if not running or self._gated:
-            times: tuple[float, ...] = ()
-            sizes: tuple[int, ...] = ()
-        else:
-            entries = tuple(islice(running.values(), MAX_RUNNING))
-            times = tuple([entry[0] for entry in entries])
-            sizes = tuple([entry[1] for entry in entries])
+        under_way = self._under_way
+        times, sizes = under_way.oldest() if len(under_way) and not self._gated else ((), ())
         return Load(
             queued=self.queue.items,
             queued_tokens=self.queue.tokens,
-            inflight=self._items_inflight,
-            inflight_tokens=self._tokens_inflight,
-            inflight_calls=len(running),
+            inflight=under_way.items,
+            inflight_tokens=under_way.tokens,
+            inflight_calls=len(under_way),
             running=times,
             running_batches=sizes,
             slots=self._slot_count,
-            inflight_express=len(self._express),
+            inflight_express=under_way.express,
             app_limited=not (self.gate.held_back or self.merge.held_back),
         )
 
@@ -206,8 +184,8 @@ class Pool:
                 "ages_s": {name: max(0.0, now - came) for name, came in self.queue.oldest_by_class().items()},
                 "max_requests": self._share.part(self.config.queue.max_requests),
             },
-            "inflight": self._items_inflight,
-            "inflight_calls": len(self._running),
+            "inflight": self._under_way.items,
+            "inflight_calls": len(self._under_way),
             "leases": self.leases.held,
             "draining": self.draining,
             "predictor": {"mode": "off"} if self.lengths is None else self.lengths.report(),
@@ -215,24 +193,6 @@ class Pool:
         }
 
     # -- what a request asks for -----------------------------------------------------------------------------
-
-    def mergeable(self, call: Call) -> bool:
-        """Whether `call` is to share upstream calls with others."""
-        if call.compat_key is None:
-            return False
-        merged = self._merged_routes.get(call.route.name)
-        if merged is None:
-            merged = self._merged_routes[call.route.name] = self._merges(call.route)
-        return merged
-
-    def _merges(self, route: Route) -> bool:
-        """Whether the proxy makes the batches for `route`: as configured, else as every upstream would have it."""
-        if self._config.dispatch != "auto":
-            return self._config.dispatch == "merge"
-        return all(
-            route.auto_merge if profile.name == "auto" else profile.dispatch_for(route.name) == "merge"
-            for profile in self._profiles
-        )
 
     def unqueued(self, key: AffinityKey | None = None) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
@@ -360,8 +320,7 @@ class Pool:
         self._prober.stop()
         self.signals.stop()
         self.queue.drop_all(Drop.CLOSED)
-        for run in tuple(self._runs):
-            run.cancel()
+        self.runs.cancel()
         self.group.abort()
 
     @property
@@ -384,9 +343,7 @@ class Pool:
     def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
         lease = self.leases.grant(self._pick(tokens, ticket.affinity), tokens, self._gate_released)
-        self._took(lease, now, 1)
-        if ticket.job is not None and ticket.job.express:
-            self._express.add(lease)
+        self._under_way.took(lease, now, 1, express=ticket.job is not None and ticket.job.express)
         ticket.dispatched = now
         ticket.generation = self.controller.setpoints.generation
         ticket.batch = self.gate.inflight
@@ -395,8 +352,9 @@ class Pool:
     def _grant(self, waiting: Waiting, closed_by: ClosedBy) -> None:
         """The gate let somebody through."""
         turn = cast(Turn, waiting)
+        now = self._clock.now()
         try:
-            turn.lease = self._lease_gated(turn.ticket, turn.tokens, self._clock.now())
+            turn.lease = self._lease_gated(turn.ticket, turn.tokens, now)
         except Refused:
             self.gate.inflight -= 1
             turn.dropped(Drop.NO_UPSTREAM)
@@ -404,66 +362,18 @@ class Pool:
         self.hooks.batch_dispatched(self.name, 1, closed_by)
         held_since = self.gate.held_since
         if held_since is not None:
-            self._waited(held_since, turn.job.arrival)
+            self.hooks.window_waited(self.name, max(0.0, now - max(held_since, turn.job.arrival)))
         if turn.ticket.trace is not None:
             turn.ticket.trace.let_go(held_since, closed_by)
         turn.wake()
 
     def _gate_released(self, lease: Lease) -> None:
-        self._gave_back(lease, 1)
-        self._express.discard(lease)
+        self._under_way.gave_back(lease)
         self.gate.release()
 
-    def _dispatch(self, batch: Batch) -> None:
+    def _send(self, batch: Batch) -> None:
         """The merger closed a batch."""
-        members = cast("list[MergeTurn]", batch.members)
-        if self._pads:
-            members.sort(key=by_length)
-        endpoint = self.group.pick(batch.tokens, self._slots.full(), members[0].ticket.affinity)
-        if endpoint is None:
-            for member in members:
-                member.dropped(Drop.NO_UPSTREAM)
-            return
-        now = self._clock.now()
-        lease = self.leases.grant(endpoint, batch.tokens, partial(self._merge_released, endpoint, batch.items))
-        self._slots.taken(endpoint)
-        self._took(lease, now, batch.items)
-        self.hooks.batch_dispatched(self.name, batch.items, batch.closed_by)
-        if batch.held_since is not None:
-            self._waited(batch.held_since, min(member.job.arrival for member in members))
-        until = now
-        for member in members:
-            ticket = member.ticket
-            ticket.dispatched = now
-            ticket.batch = batch.items
-            ticket.generation = batch.generation
-            ticket.upstream = endpoint.name
-            until = max(until, member.until)
-        run = MergeRun(self.group, members[0].wire, batch, members, lease, until)
-        if self.tracing is not None:
-            run.shared = self.tracing.share(batch, members, endpoint.name, now)
-        self._runs.add(run)
-        run.start(self._loop, self._runs.discard)
-
-    def _waited(self, held_since: float, arrival: float) -> None:
-        """Count a call whose first member came at `arrival` and that only the window has kept since."""
-        self.hooks.window_waited(self.name, max(0.0, self._clock.now() - max(held_since, arrival)))
-
-    def _merge_released(self, endpoint: Endpoint, items: int, lease: Lease) -> None:
-        self._gave_back(lease, items)
-        self._slots.freed(endpoint)
-        self.merge.poke()
-
-    def _took(self, lease: Lease, now: float, items: int) -> None:
-        self._running[lease] = (now, items)
-        self._items_inflight += items
-        self._tokens_inflight += lease.work
-
-    def _gave_back(self, lease: Lease, items: int) -> None:
-        del self._running[lease]
-        self._items_inflight -= items
-        # A sum of floats must not creep away from zero over days.
-        self._tokens_inflight = self._tokens_inflight - lease.work if self._running else 0.0
+        self.runs.send(batch, pads=self.terms.pads)
 
     def _left(self, lane: Lane) -> None:
         if lane.place is not None:

@@ -7,11 +7,13 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn, TypeVar
 
 from controller.laws import LAWS, make_law
 
 __all__ = ["BARE", "Span", "parser"]
+
+_N = TypeVar("_N", int, float)
 
 BARE = "/no-admission"
 """Appended to a law's name: refuse and shed nothing under it."""
@@ -192,20 +194,24 @@ def _number(text: str) -> float:
 
 
 def _above(low: float) -> Callable[[str], float]:
-    def convert(text: str) -> float:
-        value = _number(text)
-        if value <= low:
-            raise argparse.ArgumentTypeError(f"must be above {low:g}, but it is {text}")
-        return value
-
-    return convert
+    return _checked(_number, lambda value: value > low, f"be above {low:g}")
 
 
 def _at_least(low: float) -> Callable[[str], float]:
-    def convert(text: str) -> float:
-        value = _number(text)
-        if value < low:
-            raise argparse.ArgumentTypeError(f"must be at least {low:g}, but it is {text}")
+    return _checked(_number, lambda value: value >= low, f"be at least {low:g}")
+
+
+def _whole(low: int) -> Callable[[str], int]:
+    return _checked(_integer, lambda value: value >= low, f"be at least {low}")
+
+
+def _checked(read: Callable[[str], _N], right: Callable[[_N], bool], must: str) -> Callable[[str], _N]:
+    """Return a converter that reads a number and refuses one that is not `right`."""
+
+    def convert(text: str) -> _N:
+        value = read(text)
+        if not right(value):
+            raise argparse.ArgumentTypeError(f"must {must}, but it is {text}")
         return value
 
     return convert
@@ -218,17 +224,11 @@ def _share(text: str) -> float:
     return value
 
 
-def _whole(low: int) -> Callable[[str], int]:
-    def convert(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
-        if value < low:
-            raise argparse.ArgumentTypeError(f"must be at least {low}, but it is {value}")
-        return value
-
-    return convert
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def _span(parts: int) -> Callable[[str], Span]:

@@ -14,9 +14,8 @@ from pathlib import Path
 from proxy.compiled.modules import MODULES, PACKAGES
 from proxy.compiled.store import (
     CompiledUnavailable,
-    builds_folder,
+    build_folder,
     extension_files,
-    fingerprint,
     prune,
     source_root,
 )
@@ -45,8 +44,7 @@ def build(jobs: int) -> Path:
 
     One that is there already is not made again. Raises CompiledUnavailable.
     """
-    root = source_root()
-    folder = builds_folder() / fingerprint(root)
+    folder = build_folder()
     if extension_files(folder):
         return folder
     missing = why_not()
@@ -55,7 +53,7 @@ def build(jobs: int) -> Path:
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix="making-") as place:
-            made = _compile(root, Path(place), jobs)
+            made = _compile(source_root(), Path(place), jobs)
             made.replace(folder)  # whole or not at all, whoever else is compiling
     except OSError as error:
         if not extension_files(folder):

@@ -51,6 +51,7 @@ _PROXY = (
     "lease",
     "lifecycle",
     "matching",
+    "merge_runs",
     "merger",
     "merging",
     "pool",
@@ -61,8 +62,10 @@ _PROXY = (
     "reply",
     "rules",
     "slots",
+    "terms",
     "ticket",
     "turn",
+    "underway",
 )
 _UPSTREAM = (
     "chunks",
@@ -71,6 +74,8 @@ _UPSTREAM = (
     "endpoint",
     "exchange",
     "group",
+    "known_head",
+    "lazy_timer",
     "outgoing",
     "retry",
     "routing",

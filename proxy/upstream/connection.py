@@ -10,44 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import httptools
 
-from proxy.headers import RawHeaders, ResponseFields
-from proxy.repeat import RepeatedHead
+from proxy.headers import ResponseFields
 from proxy.upstream.chunks import single_chunk, whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.known_head import KnownHead
+from proxy.upstream.lazy_timer import LazyTimer
 
 if TYPE_CHECKING:
     from proxy.upstream.exchange import Exchange
 
-__all__ = ["MAX_HEAD_BYTES", "Connection", "KnownHead"]
+__all__ = ["MAX_HEAD_BYTES", "Connection"]
 
 MAX_HEAD_BYTES = 64 * 1024
 """An answer's status line and headers may not be longer."""
-_TICK_S = 0.0005
-
-
-class KnownHead:
-    """The head of an answer that came whole, and what it means, for the next one that begins with it."""
-
-    __slots__ = ("fields", "headers", "lines", "reason", "repeat", "status")
-
-    def __init__(
-        self, repeat: RepeatedHead, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields
-    ) -> None:
-        self.repeat = repeat
-        self.status = status
-        self.reason = reason
-        self.headers = headers
-        self.fields = fields
-        self.lines = fields.lines(headers)
-        """The end-to-end lines, each ended by CRLF."""
 
 
 class Connection:
     """Carries one exchange after another; knows its deadline and whether it may carry another.
 
     Everything that arrives in one read is handed to the exchange at once, after the parser has seen it all, so
-    that a read with ten pieces costs one write and not ten. The timer is lazy: it is set when there is none or
-    the one that runs is too late, and looks at `deadline` when it fires, so a request hardly ever pays for one.
+    that a read with ten pieces costs one write and not ten.
 
     An asyncio protocol in all but its parent: a compiled class has none that is not compiled.
     """
@@ -74,10 +56,8 @@ class Connection:
         "_reusable",
         "_sink",
         "_timer",
-        "_timer_at",
         "_trailers",
         "_writing_paused",
-        "deadline",
         "idle_since",
         "retire_at",
         "transport",
@@ -114,10 +94,8 @@ class Connection:
         self._paused = False
         self._writing_paused = False
         self._drained: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = 0.0
+        self._timer = LazyTimer(loop, self._due)
         self.transport: asyncio.Transport = None  # type: ignore[assignment]
-        self.deadline = 0.0
         self.idle_since = 0.0
         self.retire_at = inf
         """When it has been open for long enough (monotonic seconds)."""
@@ -153,12 +131,7 @@ class Connection:
 
     def set_deadline(self, when: float) -> None:
         """Fail the exchange with a timeout unless this is moved on before `when`."""
-        self.deadline = when
-        if self._timer is None or when < self._timer_at:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer_at = when
-            self._timer = self._loop.call_later(max(0.0, when - monotonic()) + _TICK_S, self._timer_fired)
+        self._timer.set(when)
 
     def write(self, data: bytes) -> bool:
         """Send a piece of the request's body. Returns whether the upstream takes more at once."""
@@ -199,7 +172,7 @@ class Connection:
     def take_over(self) -> asyncio.Transport:
         """Hand the bare transport to a tunnel; this object is out of the game."""
         self._exchange = None
-        self._cancel_timer()
+        self._timer.cancel()
         self._on_lost(self)
         return self.transport
 
@@ -259,7 +232,7 @@ class Connection:
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the exchange, if one is under way."""
-        self._cancel_timer()
+        self._timer.cancel()
         self._wake_writer()
         self._on_lost(self)
         exchange = self._exchange
@@ -344,9 +317,7 @@ class Connection:
         data, rest = data[:end], data[end:]
         if pieces:
             self._heard_at = now = monotonic()
-            self.deadline = deadline = exchange.next_deadline(now)
-            if deadline < self._timer_at:
-                self.set_deadline(deadline)
+            self._timer.set(exchange.next_deadline(now))
             exchange.on_chunks(data, b"".join(pieces), now)
             self._sink = exchange.sink
         if rest:
@@ -356,14 +327,11 @@ class Connection:
 
     def _learn(self, exchange: Exchange, data: bytes) -> KnownHead | None:
         """Remember the head of an answer that came whole in one read, `data`."""
-        end = data.find(b"\r\n\r\n") + 4
-        length = exchange.content_length
-        if length is None or exchange.bodiless or self._trailers or end + length != len(data):
+        if exchange.bodiless or self._trailers:
             return None
-        repeat = RepeatedHead.of(data[:end])
-        if repeat is None or not repeat.counted:
-            return None
-        return KnownHead(repeat, exchange.status, exchange.reason, exchange.headers, exchange.fields)
+        return KnownHead.of(
+            data, exchange.content_length, exchange.status, exchange.reason, exchange.headers, exchange.fields
+        )
 
     def _whole(self, exchange: Exchange, known: KnownHead, data: bytes) -> bool:
         """Hand over an answer that is all in `data`, if its head is the one before; the parser sees none of it."""
@@ -407,9 +375,7 @@ class Connection:
         elif pieces:
             data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
             pieces.clear()
-            self.deadline = exchange.next_deadline(monotonic())
-            if self.deadline < self._timer_at:
-                self.set_deadline(self.deadline)
+            self._timer.set(exchange.next_deadline(monotonic()))
             exchange.on_data(data)
 
     def _upgraded(self, exchange: Exchange, rest: bytes) -> None:
@@ -427,28 +393,21 @@ class Connection:
         if exchange is not None:
             exchange.on_error(error)
 
-    def _timer_fired(self) -> None:
-        self._timer = None
-        exchange = self._exchange
+    def _due(self) -> None:
+        """The deadline may have passed."""
+        exchange, timer = self._exchange, self._timer
         if exchange is None:
             return
         if self._sink is not None:
-            self.deadline = exchange.next_deadline(self._heard_at)
-        if monotonic() < self.deadline:
-            self.set_deadline(self.deadline)
-            return
-        if self._paused:
+            timer.due = exchange.next_deadline(self._heard_at)
+        now = monotonic()
+        if now < timer.due:
+            timer.set(timer.due)
+        elif self._paused and now < exchange.total_deadline:
             # The client is slow, not the upstream; only the total counts.
-            later = exchange.total_deadline
-            if monotonic() < later:
-                self.set_deadline(min(later, monotonic() + 1.0))
-                return
-        self._fail(UpstreamError(exchange.patience_lost()))
-
-    def _cancel_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+            timer.set(min(exchange.total_deadline, now + 1.0))
+        else:
+            self._fail(UpstreamError(exchange.patience_lost()))
 
     def _wake_writer(self) -> None:
         drained, self._drained = self._drained, None

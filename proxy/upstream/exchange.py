@@ -8,8 +8,9 @@ from time import monotonic
 from typing import Protocol
 
 from proxy.headers import RawHeaders, ResponseFields
-from proxy.upstream.connection import Connection, KnownHead
+from proxy.upstream.connection import Connection
 from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.known_head import KnownHead
 
 __all__ = ["Exchange", "Patience", "Reader"]
 

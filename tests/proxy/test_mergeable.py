@@ -22,5 +22,5 @@ async def test_what_merges(dispatch: str, merged: set[Route]) -> None:
     config = PoolConfig.model_validate({"upstreams": ["http://127.0.0.1:9"], "dispatch": dispatch})
     pool = Pool(config, clock=VirtualClock())
     calls = [Call(route, b"", compat_key="k") for route in (EMBED, RERANK, COMPLETE)]
-    assert {call.route for call in calls if pool.mergeable(call)} == merged
-    assert not pool.mergeable(Call(EMBED, b"", compat_key=None))
+    assert {call.route for call in calls if pool.terms.mergeable(call)} == merged
+    assert not pool.terms.mergeable(Call(EMBED, b"", compat_key=None))

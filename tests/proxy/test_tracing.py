@@ -31,7 +31,7 @@ def traced(rig: Rig, ratio: float = 1.0) -> InMemorySpanExporter:
     tracing = Tracing(TracingConfig(ratio=ratio), exporter, rng=random.Random(1), batch=False)
     rig.proxy.plane.handler.service.tracing = tracing
     for pool in rig.proxy.plane.pools.values():
-        pool.tracing = tracing
+        pool.runs.tracing = tracing
     return exporter
 
 

@@ -1,0 +1,38 @@
+"""Heads of answers that came whole, so that the same bytes need not be parsed again."""
+
+from __future__ import annotations
+
+from proxy.headers import RawHeaders, ResponseFields
+from proxy.repeat import RepeatedHead
+
+__all__ = ["KnownHead"]
+
+
+class KnownHead:
+    """The head of an answer that came whole, and what it means, for the next one that begins with it."""
+
+    __slots__ = ("fields", "headers", "lines", "reason", "repeat", "status")
+
+    def __init__(
+        self, repeat: RepeatedHead, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields
+    ) -> None:
+        self.repeat = repeat
+        self.status = status
+        self.reason = reason
+        self.headers = headers
+        self.fields = fields
+        self.lines = fields.lines(headers)
+        """The end-to-end lines, each ended by CRLF."""
+
+    @classmethod
+    def of(
+        cls, data: bytes, length: int | None, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields
+    ) -> KnownHead | None:
+        """Remember the head that `data` begins with; None unless its body of `length` bytes is all that follows."""
+        end = data.find(b"\r\n\r\n") + 4
+        if length is None or end + length != len(data):
+            return None
+        repeat = RepeatedHead.of(data[:end])
+        if repeat is None or not repeat.counted:
+            return None
+        return cls(repeat, status, reason, headers, fields)
