@@ -135,9 +135,12 @@ def describe(sketch: Sketch) -> dict[str, Any]:
         return out
     out["mean_ms"] = 1000.0 * sketch.total / n
     out["max_ms"] = 1000.0 * sketch.maximum
-    for q in QUANTILES:
-        low, high = quantile_ranks(n, q)
-        value, lower, upper = sketch.at_ranks((math.ceil(q * n),)) + sketch.at_ranks((max(1, low), high or n))
+    bounds = [quantile_ranks(n, q) for q in QUANTILES]
+    wanted = [(math.ceil(q * n), max(1, low), high or n) for q, (low, high) in zip(QUANTILES, bounds, strict=True)]
+    ranks = tuple(sorted({rank for three in wanted for rank in three}))
+    values = dict(zip(ranks, sketch.at_ranks(ranks), strict=True))
+    for q, (low, high), three in zip(QUANTILES, bounds, wanted, strict=True):
+        value, lower, upper = [values[rank] for rank in three]
         out[f"p{round(100 * q)}"] = {
             "value_ms": 1000.0 * value,
             "low_ms": 1000.0 * lower if low >= 1 else None,

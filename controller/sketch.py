@@ -83,6 +83,14 @@ class Sketch:
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
 
+    def copy(self) -> Sketch:
+        """Return another one with the same counts."""
+        other = Sketch(self.alpha)
+        other._buckets = self._buckets.copy()
+        other._low, other.count, other.total = self._low, self.count, self.total
+        other.minimum, other.maximum = self.minimum, self.maximum
+        return other
+
     def quantile(self, q: float) -> float:
         """Return the `q`-quantile (0 <= q <= 1). Raises ValueError when empty."""
         return self.at_ranks((math.ceil(q * self.count),))[0]
@@ -109,10 +117,10 @@ class SlidingSketch:
     """The last `window_s` seconds of a stream: a ring of sub-sketches, merged when asked.
 
     The oldest slice leaves as a whole, so between `window_s * (slices - 1) / slices` and `window_s` seconds are
-    covered.
+    covered. The slices before the newest change only when it turns, so they are merged once and not with each look.
     """
 
-    __slots__ = ("_alpha", "_sketches", "_slice_s", "_slices")
+    __slots__ = ("_alpha", "_newest", "_settled", "_sketches", "_slice_s", "_slices")
 
     def __init__(self, window_s: float = 60.0, slices: int = 10, alpha: float = 0.01) -> None:
         if not window_s > 0.0 or slices < 1:
@@ -121,6 +129,9 @@ class SlidingSketch:
         self._slices = slices
         self._slice_s = window_s / slices
         self._sketches: dict[int, Sketch] = {}
+        self._newest: int | None = None
+        self._settled: Sketch | None = None
+        """All slices but `_newest`, merged; None when they have to be merged anew."""
 
     def add(self, value: float, now: float) -> None:
         """Count `value`, which was measured at `now`."""
@@ -132,16 +143,27 @@ class SlidingSketch:
         if sketch is None:
             self._expire(index)
             sketch = self._sketches[index] = Sketch(self._alpha)
+            self._newest = max(self._sketches)
+            self._settled = None
+        elif index != self._newest:
+            self._settled = None  # whoever asked for an old slice adds to it
         return sketch
 
     def merged(self, now: float) -> Sketch:
         """Return one sketch of everything in the window."""
         self._expire(int(now // self._slice_s))
-        merged = Sketch(self._alpha)
-        for sketch in self._sketches.values():
-            merged.merge(sketch)
+        if self._settled is None:
+            self._settled = Sketch(self._alpha)
+            for index, sketch in self._sketches.items():
+                if index != self._newest:
+                    self._settled.merge(sketch)
+        merged = self._settled.copy()
+        newest = None if self._newest is None else self._sketches.get(self._newest)
+        if newest is not None:
+            merged.merge(newest)
         return merged
 
     def _expire(self, index: int) -> None:
         for old in [key for key in self._sketches if key <= index - self._slices]:
             del self._sketches[old]
+            self._settled = None

@@ -82,3 +82,23 @@ def test_memory_stays_bounded_under_any_load() -> None:
         window.add(0.001 * (1 + step % 4000), now=step * 0.1)
     assert len(window._sketches) <= 5
     assert all(len(sketch._buckets) < 600 for sketch in window._sketches.values())
+
+
+@given(st.lists(st.tuples(st.floats(0.0, 25.0), st.floats(0.001, 50.0), st.booleans()), max_size=60))
+def test_looking_in_between_changes_nothing(steps: list[tuple[float, float, bool]]) -> None:
+    """Late values for older slices included: what is merged once must never be out of date."""
+    looked, plain = SlidingSketch(window_s=10.0, slices=5), SlidingSketch(window_s=10.0, slices=5)
+    latest = 0.0
+    for at, value, look in steps:
+        latest = max(latest, at)
+        looked.add(value, at)
+        plain.add(value, at)
+        if look:
+            looked.merged(latest)
+    seen, whole = looked.merged(latest), Sketch()
+    plain.merged(latest)
+    for sketch in plain._sketches.values():
+        whole.merge(sketch)
+    assert (seen.count, seen.minimum, seen.maximum) == (whole.count, whole.minimum, whole.maximum)
+    assert seen._buckets == whole._buckets
+    assert seen.total == pytest.approx(whole.total)
