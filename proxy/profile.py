@@ -14,7 +14,7 @@ from proxy.config.base import Section, nearest
 from proxy.config.predictor import Use
 from proxy.wire.registry import route_names, wire_names
 
-__all__ = ["Profile", "ProfileError", "Signals", "load_profile", "parse_profile", "profile_names", "recognise"]
+__all__ = ["Profile", "ProfileError", "Signals", "load_profile", "parse_profile", "profile_names"]
 
 Dispatch = Literal["merge", "gate"]
 
@@ -63,7 +63,6 @@ class MetricsSpec(Section):
     running: tuple[Series, ...] = Field(default=(), description="Sequences being worked on; summed.")
     waiting: tuple[Series, ...] = Field(default=(), description="Requests in its own queue; summed.")
     kv_usage: tuple[Series, ...] = Field(default=(), description="KV cache in use, 0 to 1; the fullest counts.")
-    recognised_by: tuple[str, ...] = Field(default=(), description="Prefixes of metric names only it has.")
 
     @field_validator("running", "waiting", "kv_usage", mode="before")
     @classmethod
@@ -188,20 +187,6 @@ def parse_profile(text: str, source: str) -> Profile:
     if profile.name != _file_stem(source):
         raise ProfileError(f"{source}: name: is {profile.name!r}, the file's name says {_file_stem(source)!r}")
     return profile
-
-
-def recognise(text: str) -> str | None:
-    """Return the profile whose server writes metrics like `text`, None when nobody does.
-
-    The longest matching prefix wins: some servers write others' metrics beside their own.
-    """
-    names = {sample[0] for sample in map(_sample, text.splitlines()) if sample}
-    best, length = None, 0
-    for profile in map(load_profile, profile_names()):
-        for prefix in profile.metrics.recognised_by if profile.metrics else ():
-            if len(prefix) > length and any(name.startswith(prefix) for name in names):
-                best, length = profile.name, len(prefix)
-    return best
 
 
 def _first(group: tuple[Series, ...], samples: list[tuple[str, dict[str, str], float]]) -> list[float]:

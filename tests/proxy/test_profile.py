@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from proxy.profile import Profile, ProfileError, Signals, load_profile, parse_profile, profile_names, recognise
+from proxy.profile import Profile, ProfileError, Signals, load_profile, parse_profile, profile_names
 from proxy.wire.registry import AUTO, detect, route_names, wire_format
 
 EXPECTED = {
@@ -43,7 +43,6 @@ def test_every_profile_validates_and_says_something_consistent(name: str) -> Non
         assert not detect("GET", profile.health.path).route.queued
     if profile.metrics:
         assert not detect("GET", profile.metrics.path).route.queued
-        assert profile.metrics.recognised_by
 
 
 @pytest.mark.parametrize("name", profile_names())
@@ -149,25 +148,6 @@ def test_load_is_read_from_a_servers_metrics(name: str, text: str, signals: Sign
 @settings(max_examples=100, deadline=None)
 def test_no_text_breaks_the_reader(text: str) -> None:
     assert load_profile("vllm").read_signals("vllm:num_requests_running" + text) is not None
-    recognise(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (VLLM, "vllm"),
-        (VLLM + "trimtab_worker_steps_total 4\n", "trimtab-worker"),
-        ("sglang:num_running_reqs 1", "sglang"),
-        ("tgi_queue_size 1", "tgi"),
-        ("te_queue_size 1", "tei"),
-        ('nv_inference_count{model="x"} 1', "triton"),
-        (":tensorflow:serving:request_count 1", "tf-serving"),
-        ("go_goroutines 1", None),
-        ("", None),
-    ],
-)
-def test_a_server_is_recognised_by_its_metrics(text: str, name: str | None) -> None:
-    assert recognise(text) == name
 
 
 def test_profiles_hold_nothing_but_the_schema_and_load_from_the_package() -> None:
