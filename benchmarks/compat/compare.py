@@ -38,7 +38,7 @@ class Verdict:
     adds: list[str] = field(default_factory=list)
     """Names of the fields that Trimtab added to the answer's head."""
     refused: bool = False
-    """Whether Trimtab refused by itself, with 400, what the server refuses too: a body that is no JSON object."""
+    """Whether Trimtab refused by itself, with 400, what the server gives an error for too."""
     status: int = 0
 
     @property
@@ -67,12 +67,17 @@ def compare(question: Ask, direct: Answer, through: Answer, again: Answer) -> Ve
 
 
 def _refuses(*answers: Answer) -> bool:
-    return all(400 <= answer.status < 500 for answer in answers)
+    """Tell whether no answer is a success: some servers meet what they cannot read with a 500."""
+    return all(answer.status >= 400 for answer in answers)
 
 
 def compare_values(name: str, direct: Any, through: Any, again: Any, volatile: frozenset[str]) -> Verdict:
     """Judge what a client made of three runs of the same call."""
     verdict = Verdict(name)
+    if not _got_nothing(through) and (_got_nothing(direct) or _got_nothing(again)):
+        # The server broke a kept connection that it was asked on. Trimtab asks again on another, as a proxy should.
+        verdict.varies.append("connection")
+        return verdict
     seen = [masked(json.dumps(value).encode(), volatile) for value in (direct, through, again)]
     if seen[0] == seen[2]:
         _judge(verdict, "result", *seen)
@@ -80,6 +85,11 @@ def compare_values(name: str, direct: Any, through: Any, again: Any, volatile: f
         verdict.varies.append("result")
         _judge(verdict, "shape of the result", *(shape(value) for value in seen))
     return verdict
+
+
+def _got_nothing(value: Any) -> bool:
+    """Tell whether a client was left without any answer, its connection broken."""
+    return isinstance(value, dict) and str(value.get("error", "")).endswith(("ConnectionError", "ConnectError"))
 
 
 def compare_merged(question: Ask, direct: Answer, through: Answer, again: Answer) -> Verdict:

@@ -82,9 +82,10 @@ def test_where_the_server_varies_the_shape_still_counts() -> None:
 
 def test_a_refusal_of_our_own_is_counted_apart_only_where_the_server_refuses_too() -> None:
     ours = Answer(400, "Bad Request", (("X-Trimtab-Reason", "bad_request"),), b"{}")
-    theirs = replace(DIRECT, status=422)
-    assert judged(ours, theirs).refused
-    assert judged(ours, theirs).same
+    for status in (422, 500):
+        theirs = replace(DIRECT, status=status)
+        assert judged(ours, theirs).refused
+        assert judged(ours, theirs).same
     assert not judged(ours, DIRECT).refused
     assert not judged(ours, DIRECT).same
 
@@ -162,3 +163,11 @@ def test_results_of_a_client_are_judged_like_bodies() -> None:
     assert (sampled.same, sampled.varies) == (True, ["result"])
     lost = compare_values("chat", {"text": "x"}, {"error": "y"}, {"text": "z"}, VOLATILE)
     assert not lost.same
+
+
+def test_a_connection_that_the_server_breaks_direct_is_not_held_against_an_answer_through_trimtab() -> None:
+    broken = {"error": "APIConnectionError", "status": None, "body": "Connection error."}
+    answered = {"error": "InternalServerError", "status": 500, "body": "Internal Server Error"}
+    assert compare_values("bad", broken, answered, broken, frozenset()).varies == ["connection"]
+    assert compare_values("bad", broken, answered, answered, frozenset()).same
+    assert not compare_values("bad", answered, broken, answered, frozenset()).same
