@@ -71,7 +71,7 @@ def test_shortest_job_first_admits_by_predicted_work() -> None:
 
 
 def test_packing_by_predicted_length_passes_over_what_does_not_fit_a_bounded_number_of_times() -> None:
-    driver = Driver(16, 2, policy=Predicted(max_skip=2, alpha=1e9))
+    driver = Driver(16, 2, policy=Predicted(max_skip=2, max_slack_s=0.0))
     driver.add("running", prompt(4), 12, predicted=12.0)
     driver.step()
     big = driver.add("big", prompt(16, 2), 8, predicted=8.0)
