@@ -89,6 +89,10 @@ class MergeRun:
         if self.shared is not None:
             answered = any(member.answer is not None for member in self._members)
             self.shared.over(1 + self.extra_calls, "" if answered else "no_answer")
+        # Each holds the other. What goes round in circles is only found by the collector, whole requests with it.
+        self._task = None
+        for member in self._members:
+            member.run = None
         done(self)
 
     def member_gone(self) -> None:

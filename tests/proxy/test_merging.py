@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from policies.base import Job
@@ -36,14 +39,16 @@ class Failing(Silent):
         raise RuntimeError("a bug")
 
 
-def make(group: Any, count: int = 2) -> tuple[MergeRun, list[MergeTurn], LeaseBook]:
+def make(
+    group: Any, count: int = 2, notify: Callable[[], None] = lambda: None
+) -> tuple[MergeRun, list[MergeTurn], LeaseBook]:
     loop = asyncio.get_running_loop()
     address = Address.of("http://127.0.0.1:9")
     endpoint = Endpoint(address, ConnectionPool(loop, address, limit=1, idle_s=1.0))
     book = LeaseBook()
     turns = [
         MergeTurn(
-            lambda: None,
+            notify,
             Ticket(str(n), 0.0),
             Job(str(n), 0.0),
             Call(EMBEDDINGS, b"{}", payload={}, extra={"items": ["x"]}),
@@ -97,3 +102,24 @@ async def test_when_the_proxy_itself_fails_everybody_is_told() -> None:
     await asyncio.wait_for(done.wait(), 5)
     assert book.held == 0
     assert [turn.outcome.reason for turn in turns if turn.outcome] == ["internal_error"] * 2
+
+
+async def test_what_is_over_is_let_go_without_the_collector() -> None:
+    def notify() -> None:
+        """Stands for the request that waits."""
+
+    request = weakref.ref(notify)
+    run, turns, _ = make(Silent(), notify=notify)
+    done = await over(run)
+    await asyncio.sleep(0)
+    gc.disable()
+    try:
+        for turn in turns:
+            turn.gone = True
+        run.member_gone()
+        await asyncio.wait_for(done.wait(), 5)
+        del run, turns, turn, notify
+        await asyncio.sleep(0)
+        assert request() is None
+    finally:
+        gc.enable()
