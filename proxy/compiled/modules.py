@@ -23,6 +23,7 @@ _CONTROLLER = (
     "former",
     "gate_upstream",
     "latency",
+    "lengths",
     "load",
     "loop",
     "merge_upstream",
@@ -54,6 +55,7 @@ _PROXY = (
     "merge_runs",
     "merger",
     "merging",
+    "parts",
     "pool",
     "prediction",
     "queue",
@@ -83,6 +85,7 @@ _UPSTREAM = (
 _WIRE = (
     "anthropic",
     "base",
+    "embeddings",
     "items",
     "jsonbody",
     "kserve",

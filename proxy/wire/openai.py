@@ -9,14 +9,15 @@ from typing import Any
 import orjson
 
 from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
-from proxy.wire.items import by_index, merged_body, pass_on, read_items, weights
+from proxy.wire.embeddings import split_embeddings
+from proxy.wire.items import by_index, merged_body, pass_on, read_items
 from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
 from proxy.wire.openai_stream import ChatTap, CompletionTap, ResponsesTap
 from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt, estimate, excerpt, read_messages, read_plain
 from proxy.wire.sse import comment
 from proxy.wire.tail import TailTap
 from proxy.wire.usage import split_usage
-from proxy.wire.vectors import load_embeddings, load_reply
+from proxy.wire.vectors import load_reply
 
 __all__ = ["OpenAI"]
 
@@ -139,7 +140,7 @@ class OpenAI(WireFormat):
         if len(calls) == 1 or not 200 <= status < 300:
             return pass_on(calls, status, body, headers)
         if calls[0].route is EMBEDDINGS:
-            return _split_embeddings(calls, status, body)
+            return split_embeddings(calls, status, body)
         return _split_completions(calls, status, body)
 
 
@@ -234,7 +235,7 @@ def _read_list(call: Call, head: Head, field: str) -> None:
         return
     values = items.values
     call.items = len(values)
-    call.prompt_tokens = sum(map(estimate, values))
+    call.prompt_tokens = sum([estimate(item) for item in values])
     call.extra["items"] = values
     if items.kind == "text":
         call.text = excerpt(values, sum(map(len, values)))
@@ -247,24 +248,6 @@ def _field(call: Call) -> str:
     return "input" if call.route is EMBEDDINGS else "prompt"
 
 
-def _split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
-    items = [call.extra["items"] for call in calls]
-    envelope = load_embeddings(body)
-    results = by_index(envelope.get("data"), sum(map(len, items)))
-    bills = split_usage(envelope.get("usage"), weights(items))
-    replies, start = [], 0
-    for values, bill in zip(items, bills, strict=True):
-        mine = results[start : start + len(values)]
-        start += len(values)
-        for index, result in enumerate(mine):
-            result["index"] = index
-        answer = {**envelope, "data": mine}
-        if "usage" in envelope:
-            answer["usage"] = bill
-        replies.append(Reply(status, orjson.dumps(answer)))
-    return replies
-
-
 def _split_completions(calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
     items = [call.extra["items"] for call in calls]
     envelope = load_reply(body)
@@ -274,7 +257,7 @@ def _split_completions(calls: Sequence[Call], status: int, body: bytes) -> list[
         grouped.append(choices[start : start + len(values)])
         start += len(values)
     outputs = [sum(map(_output_weight, mine)) for mine in grouped]
-    bills = split_usage(envelope.get("usage"), weights(items), outputs)
+    bills = split_usage(envelope.get("usage"), [call.prompt_tokens for call in calls], outputs)
     replies = []
     for position, (mine, bill) in enumerate(zip(grouped, bills, strict=True)):
         for index, choice in enumerate(mine):

@@ -17,15 +17,18 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     """
     if not weights or total < 0:
         raise ValueError(f"cannot divide {total} between {len(weights)}")
+    count = len(weights)
+    if weights[0] == weights[-1] and all(weight == weights[0] for weight in weights):
+        part, missing = divmod(total, count)
+        return [part + 1] * missing + [part] * (count - missing)
     sum_of_weights = sum(weights)
-    if sum_of_weights <= 0:
-        weights, sum_of_weights = [1] * len(weights), len(weights)
     shares = [total * weight / sum_of_weights for weight in weights]
     parts = [int(share) for share in shares]
     missing = total - sum(parts)
-    order = sorted(range(len(parts)), key=lambda i: (parts[i] - shares[i], i))
-    for i in order[:missing]:
-        parts[i] += 1
+    if missing > 0:
+        order = sorted(range(count), key=lambda i: (parts[i] - shares[i], i))
+        for i in order[:missing]:
+            parts[i] += 1
     return parts
 
 
@@ -39,20 +42,25 @@ def split_usage(
     """
     if type(usage) is not dict or depth == 0:
         return [usage] * len(inputs)
+    counted = [name for name in ("prompt_tokens", "completion_tokens") if type(usage.get(name)) is int]
+    added_up = "prompt_tokens" in counted and type(usage.get("total_tokens")) is int
     parts: list[dict[str, Any]] = [{} for _ in inputs]
     for name, value in usage.items():
         by = outputs if outputs is not None and name.startswith(_OUTPUT_PREFIXES) else inputs
-        if type(value) is int and value >= 0:
-            values: Sequence[Any] = apportion(value, by)
+        if added_up and name == "total_tokens":
+            values: Sequence[Any] = [value] * len(parts)  # keeps its place in the order
+        elif type(value) is int and value >= 0:
+            values = apportion(value, by)
         elif type(value) is dict:
             values = split_usage(value, by, depth=depth - 1)
         else:
             values = [value] * len(parts)
-        for part, share in zip(parts, values, strict=True):
-            part[name] = share
-    if type(usage.get("total_tokens")) is int:
+        for index, share in enumerate(values):
+            parts[index][name] = share
+    if added_up:
         for part in parts:
-            counts = [part[n] for n in ("prompt_tokens", "completion_tokens") if type(part.get(n)) is int]
-            if counts and type(usage.get("prompt_tokens")) is int:
-                part["total_tokens"] = sum(counts)
+            total: int = part["prompt_tokens"]
+            if len(counted) == 2:
+                total += part["completion_tokens"]
+            part["total_tokens"] = total
     return parts

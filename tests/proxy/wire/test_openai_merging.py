@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.wire.base import Call, MergeMismatch
+from proxy.wire.base import Call, MergeMismatch, Reply
 from proxy.wire.openai import OpenAI
 from tests.proxy.wire.support import COMPLETIONS, EMBEDDINGS, parse
 
@@ -148,11 +148,37 @@ class TestMergingAndSplitting:
             d["embedding"] for d in data
         ]
 
+    @pytest.mark.parametrize("usage", [{}, {"usage": None}, {"usage": {"prompt_tokens": 8, "total_tokens": 8}}])
+    @pytest.mark.parametrize(
+        "row",
+        [
+            lambda i: {"object": "embedding", "index": i, "embedding": [i, 0.5]},
+            lambda i: {"embedding": [i, 0.5], "index": i, "object": "embedding"},
+            lambda i: {"index": i, "embedding": [i, 0.5]},
+            lambda i: {"object": f"row {i}", "index": i, "embedding": [i, 0.5]},
+            lambda i: {"index": i, "embedding": [i, 0.5], "norm": 1 if i else True},
+            lambda i: {"index": i, "embedding": [i, 0.5], "note" if i % 2 else "hint": "x"},
+            lambda i: {"index": i, "embedding": [i, 0.5] if i % 2 else "AAAA"},
+            lambda i: {"index": i, "embedding": [i, 0.5], "embeddings": [[i], []]},
+        ],
+    )
+    def test_results_of_any_form_reach_whom_they_are_for(self, row: Any, usage: dict[str, Any]) -> None:
+        calls = calls_for(EMBEDDINGS, "input", ["a", ["b", "c"], "d"])
+        answer = {"id": 1, **usage, "data": [row(i) for i in range(4)], "model": "m[]"}
+        parts = [orjson.loads(reply.body) for reply in WIRE.split(calls, 200, orjson.dumps(answer))]
+        expected = [[0], [1, 2], [3]]
+        for part, mine in zip(parts, expected, strict=True):
+            assert repr(part["data"]) == repr([{**row(i), "index": place} for place, i in enumerate(mine)])
+            assert (part["id"], part["model"]) == (1, "m[]")
+            assert part.keys() == answer.keys()
+        if usage.get("usage"):
+            assert sum(part["usage"]["total_tokens"] for part in parts) == 8
+
     @pytest.mark.parametrize("status", [400, 429, 500, 503])
     def test_an_error_concerns_everybody(self, status: int) -> None:
         calls = calls_for(EMBEDDINGS, "input", ["a", "b"])
         replies = WIRE.split(calls, status, b"oh no", [(b"Content-Type", b"text/plain")])
-        assert replies == [(status, b"oh no", "text/plain", ())] * 2
+        assert replies == [Reply(status, b"oh no", "text/plain")] * 2
 
     @pytest.mark.parametrize(
         ("name", "spoil"),
