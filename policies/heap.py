@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 __all__ = ["Handle", "JobHeap"]
 
@@ -31,11 +31,15 @@ class Handle(Generic[T]):
         return self.key < other.key or (self.key == other.key and self.seq < other.seq)
 
 
+def _place_in_order(handle: Handle[Any]) -> tuple[float, int]:
+    return handle.key, handle.seq
+
+
 class JobHeap(Generic[T]):
     """Items in ascending key order; equal keys keep the order in which they were pushed.
 
-    `push`, `pop` and `remove` are O(log n), `peek` and `len` are O(1); `first` walks the k smallest in
-    O(k log k) and leaves the heap as it was.
+    `push`, `pop` and `remove` are O(log n), `peek` and `len` are O(1); `first` finds the k smallest in
+    O(k log k) and leaves the heap as it was; `remove_all` takes k out in O(min(n, k log n)).
     """
 
     __slots__ = ("_entries", "_seq")
@@ -91,20 +95,35 @@ class JobHeap(Generic[T]):
             self._down(last.index)
         return True
 
-    def first(self, limit: int | None = None) -> Iterator[Handle[T]]:
-        """Walk handles in ascending order, at most `limit` of them. The heap must not change meanwhile."""
-        if not self._entries:
-            return
+    def remove_all(self, handles: Sequence[Handle[T]]) -> None:
+        """Remove all of `handles` that are still there; many at once cost less than one by one."""
         entries = self._entries
-        frontier: list[tuple[Handle[T], int]] = [(entries[0], 0)]
-        left = len(entries) if limit is None else min(limit, len(entries))
-        while frontier and left > 0:
+        if len(handles) * len(entries).bit_length() < len(entries):
+            for handle in handles:
+                self.remove(handle)
+            return
+        for handle in handles:
+            handle.index = -1
+        entries[:] = [entry for entry in entries if entry.index >= 0]
+        for index, entry in enumerate(entries):
+            entry.index = index
+        for index in range(len(entries) // 2 - 1, -1, -1):
+            self._down(index)
+
+    def first(self, limit: int | None = None) -> list[Handle[T]]:
+        """Return handles in ascending order, at most `limit` of them."""
+        entries = self._entries
+        if limit is None or limit >= len(entries):
+            return sorted(entries, key=_place_in_order)
+        found: list[Handle[T]] = []
+        frontier: list[tuple[Handle[T], int]] = [(entries[0], 0)] if entries else []
+        while frontier and len(found) < limit:
             handle, index = heappop(frontier)
-            yield handle
-            left -= 1
+            found.append(handle)
             for child in (2 * index + 1, 2 * index + 2):
                 if child < len(entries):
                     heappush(frontier, (entries[child], child))
+        return found
 
     def _place(self, handle: Handle[T]) -> None:
         handle.index = len(self._entries)

@@ -164,20 +164,20 @@ class MergeBatcher:
         if not going and not choice.shed and self._slots.idle():
             # With an idle upstream no event would ever come back to those who wait.
             going = shown[:1]
-        members = pack(
-            going, max_items=cap, max_tokens=self._max_tokens, items=_items, tokens=_tokens, max_skip=_MAX_SKIP
-        ).taken
-        members = [waiting for waiting in members if waiting.lane is not None]
-        for waiting in members:
-            self._queue.serve(waiting)
+        if sum([waiting.items for waiting in going]) > cap or self._max_tokens is not None:
+            going = pack(
+                going, max_items=cap, max_tokens=self._max_tokens, items=_items, tokens=_tokens, max_skip=_MAX_SKIP
+            ).taken
+        members = [waiting for waiting in going if waiting.lane is not None]
+        self._queue.serve_all(lane, members)
         self._replace(lane)
         if not members:
             return bool(choice.shed)
         self._dispatch(
             Batch(
                 members,
-                sum(map(_items, members)),
-                sum(map(_tokens, members)),
+                sum([waiting.items for waiting in members]),
+                sum([waiting.tokens for waiting in members]),
                 closed_by,
                 setpoints.generation,
                 self._window.since,

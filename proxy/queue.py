@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from math import inf
@@ -210,6 +210,13 @@ class WaitQueue:
         """Take `waiting` out to be served."""
         self._leave(waiting)
         self._policy.dispatched(waiting.job)
+
+    def serve_all(self, lane: Lane, members: Sequence[Waiting]) -> None:
+        """Take `members` of `lane` out to be served together."""
+        lane.heap.remove_all([waiting.handle for waiting in members if waiting.handle is not None])
+        for waiting in members:
+            self._leave(waiting)
+            self._policy.dispatched(waiting.job)
 
     def cancel(self, waiting: Waiting) -> bool:
         """Take `waiting` out because it went away. Returns False when it had left before."""

@@ -46,6 +46,16 @@ class HeapMachine(RuleBasedStateMachine):
         if queued:
             self.model.remove((handle.key, handle.seq))
 
+    @precondition(lambda self: self.handles)
+    @rule(data=st.data())
+    def remove_all(self, data: st.DataObject) -> None:
+        gone = data.draw(st.lists(st.sampled_from(self.handles), unique=True))
+        left = [(handle.key, handle.seq) for handle in gone if handle.queued]
+        self.heap.remove_all(gone)
+        assert not any(handle.queued for handle in gone)
+        for place in left:
+            self.model.remove(place)
+
     @precondition(lambda self: any(not handle.queued for handle in self.handles))
     @rule(data=st.data())
     def restore(self, data: st.DataObject) -> None:
@@ -78,7 +88,7 @@ def test_what_is_queued_cannot_be_restored_twice() -> None:
 
 def test_an_empty_heap_has_nothing_to_give() -> None:
     heap: JobHeap[str] = JobHeap()
-    assert list(heap.first()) == []
+    assert heap.first() == []
     with pytest.raises(IndexError):
         heap.peek()
     with pytest.raises(IndexError):
