@@ -17,26 +17,29 @@ _OF_THE_WHOLE = (
 class PartHeads:
     """Writes each part the fields that the whole answer had, in their order, as if it had come by itself."""
 
-    __slots__ = ("_after", "_before", "_known", "_type", "_whole")
+    __slots__ = ("_content_type", "_names", "_whole", "_without_own")
 
     def __init__(self, lines: bytes) -> None:
         self._whole = lines.splitlines(keepends=True)
-        self._known: tuple[object, ...] | None = None
-        self._before = self._after = self._type = b""
+        self._content_type: str | None = None
+        self._names: tuple[bytes, ...] = ()
+        self._without_own = b""
 
     def lines(self, reply: Reply) -> bytes:
         """Return the end-to-end lines of one part, each ended by CRLF."""
-        names = tuple(name.lower() + b":" for name, _ in reply.headers)
-        known = (reply.content_type, names)
-        if known != self._known:
-            self._known = known
+        own = reply.headers
+        names = tuple([name.lower() + b":" for name, _ in own]) if own else ()
+        if reply.content_type != self._content_type or names != self._names:
+            self._content_type, self._names = reply.content_type, names
             self._split(reply.content_type, names)
-        return b"%b%b%b%b" % (self._before, self._type, self._after, lines_of(reply.headers))
+        if not own:
+            return self._without_own
+        return b"%b%b" % (self._without_own, lines_of(own))
 
     def _split(self, content_type: str, names: tuple[bytes, ...]) -> None:
         """Sort the whole answer's lines into those before its type and those after it."""
         wanted = content_type.encode("latin-1")
-        self._type = b"Content-Type: %b\r\n" % wanted
+        kind = b"Content-Type: %b\r\n" % wanted
         sides: tuple[list[bytes], list[bytes]] = ([], [])
         typed = False
         for line in self._whole:
@@ -44,7 +47,7 @@ class PartHeads:
             if name == b"content-type":
                 typed = True
                 if value.partition(b";")[0].strip() == wanted.partition(b";")[0].strip().lower():
-                    self._type = line
+                    kind = line
             elif not line.lower().startswith((*_OF_THE_WHOLE, *names)):
                 sides[typed].append(line)
-        self._before, self._after = b"".join(sides[0]), b"".join(sides[1])
+        self._without_own = b"".join([*sides[0], kind, *sides[1]])

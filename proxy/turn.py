@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from policies.base import Job
 from proxy.lease import Lease
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "MergeTurn", "Turn"]
 
 
-class Answer(NamedTuple):
-    """One client's whole answer, gathered or split off a merged one."""
+@dataclass(slots=True, init=False)
+class Answer:
+    """One client's whole answer, gathered or split off a merged one. Nobody changes one."""
 
     status: int
     reason: bytes | None
@@ -30,8 +32,18 @@ class Answer(NamedTuple):
     lines: bytes
     """End-to-end fields as lines, without framing."""
     body: bytes
-    request_id_known: bool = False
-    """Whether `fields` bring an x-request-id of the upstream's own."""
+    request_id_known: bool
+    """Whether `lines` bring an x-request-id of the upstream's own."""
+
+    def __init__(
+        self, status: int, reason: bytes | None, lines: bytes, body: bytes, request_id_known: bool = False
+    ) -> None:
+        # Written out: compiled, it is many times as quick as the one that dataclasses make.
+        self.status = status
+        self.reason = reason
+        self.lines = lines
+        self.body = body
+        self.request_id_known = request_id_known
 
 
 class Turn(Waiting):

@@ -111,14 +111,28 @@ class Call:
         self.extra = {} if extra is None else extra
 
 
-class Reply(NamedTuple):
-    """One client's whole answer, split off a merged one."""
+@dataclass(slots=True, init=False)
+class Reply:
+    """One client's whole answer, split off a merged one. Nobody changes one."""
 
     status: int
     body: bytes
-    content_type: str = "application/json"
-    headers: tuple[tuple[bytes, bytes], ...] = ()
+    content_type: str
+    headers: tuple[tuple[bytes, bytes], ...]
     """Headers that belong to this body, beside content-type and content-length."""
+
+    def __init__(
+        self,
+        status: int,
+        body: bytes,
+        content_type: str = "application/json",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        # Written out: compiled, it is many times as quick as the one that dataclasses make.
+        self.status = status
+        self.body = body
+        self.content_type = content_type
+        self.headers = headers
 
 
 class Usage(NamedTuple):

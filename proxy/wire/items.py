@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import orjson
 
@@ -13,14 +14,21 @@ from proxy.wire.prompt import estimate
 __all__ = ["Items", "by_index", "merged_body", "pass_on", "read_items", "weights"]
 
 
-class Items(NamedTuple):
-    """The inputs of one request in list form."""
+@dataclass(slots=True, init=False)
+class Items:
+    """The inputs of one request in list form. Nobody changes one."""
 
     kind: str
     """`text` or `tokens`; only equal kinds may share a list."""
     values: list[Any]
     listed: bool
     """Whether the caller sent a list of inputs rather than one bare input."""
+
+    def __init__(self, kind: str, values: list[Any], listed: bool) -> None:
+        # Written out: compiled, it is many times as quick as the one that dataclasses make.
+        self.kind = kind
+        self.values = values
+        self.listed = listed
 
 
 def read_items(value: Any) -> Items | None:

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from proxy.wire.base import BadRequest, MergeMismatch, WireFormat
+from proxy.wire.base import BadRequest, MergeMismatch, Reply, WireFormat
 from proxy.wire.registry import AUTO, RELAY, UnknownWireFormat, detect, route_names, wire_format, wire_names
 from tests.proxy.wire.formats import MERGEABLE, SAMPLES, Mergeable, Sample
 from tests.proxy.wire.support import cuts, parse, seen
@@ -322,7 +322,7 @@ class TestMerging:
         wire = wire_format(case.wire)
         calls = [parse(case.path, body, wire=case.wire) for body in case.bodies]
         replies = wire.split(calls, 500, b"<h1>no", ((b"content-type", b"text/html"),))
-        assert replies == [(500, b"<h1>no", "text/html", ())] * len(calls)
+        assert replies == [Reply(500, b"<h1>no", "text/html")] * len(calls)
 
     @each_sample
     def test_only_operations_with_a_merge_have_keys(self, sample: Sample) -> None:
