@@ -78,7 +78,7 @@ _MERGE = """\
     dispatch: merge
     slo: {e2e_ms: 60000}
     law: fixed
-    setpoints: {max_batch_size: {initial: 32, min: 1, max: 32}, window_ms: {initial: WINDOW, min: 0, max: 100}}
+    setpoints: {max_batch_size: {initial: 32, min: 1, max: 32}, window_ms: {initial: WINDOW, min: 0, max: 5000}}
 """
 
 
