@@ -21,18 +21,21 @@ class ResidualRing:
     half.
     """
 
-    __slots__ = ("_recent", "_size", "_sorted")
+    __slots__ = ("_recent", "_size", "_sorted", "_tails")
 
     def __init__(self, size: int = 120) -> None:
         self._size = size
         self._recent: deque[float] = deque()
         self._sorted: list[float] = []
+        self._tails: list[float] = []
+        """The sum of each of `_sorted` and all above it; empty until somebody asks: many do for one new ratio."""
 
     def __len__(self) -> int:
         return len(self._recent)
 
     def add(self, ratio: float) -> None:
         """Keep one ratio; the oldest leaves when the ring is full."""
+        self._tails.clear()
         if len(self._recent) == self._size:
             oldest = self._recent.popleft()
             del self._sorted[bisect_left(self._sorted, oldest)]
@@ -41,6 +44,7 @@ class ResidualRing:
 
     def drop_newest(self, count: int) -> None:
         """Take the newest `count` ratios back: the prediction they were measured against was of another time."""
+        self._tails.clear()
         for _ in range(min(count, len(self._recent))):
             newest = self._recent.pop()
             del self._sorted[bisect_left(self._sorted, newest)]
@@ -77,14 +81,20 @@ class ResidualRing:
         This is what is left to wait for a call that already took `beyond` of its predicted time (the inspection
         paradox: an overdue call is not about to end). Where nothing so slow was ever seen, a quarter of `beyond`.
         """
-        values = self._sorted
-        start = bisect_left(values, beyond)
-        tail = values[start:]
-        if not tail:
+        values, tails = self._sorted, self._tails
+        start, n = bisect_left(values, beyond), len(values)
+        if start == n:
             return 0.25 * beyond
-        return sum(tail) / len(tail) - beyond
+        if not tails:
+            total = 0.0
+            tails.extend(values)
+            for index in range(n - 1, -1, -1):
+                total += values[index]
+                tails[index] = total
+        return tails[start] / (n - start) - beyond
 
     def clear(self) -> None:
         """Forget everything."""
         self._recent.clear()
         self._sorted.clear()
+        self._tails.clear()

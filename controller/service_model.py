@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from math import exp, log
-from typing import Any, Protocol
+from typing import Any
 
 from controller.residuals import ResidualRing
 from controller.shift import ShiftDetector
@@ -32,22 +32,23 @@ def _prior_slope(mean_load: float, mean_seconds: float) -> float:
     return 0.75 * base / (base + 2.0) * mean_seconds / base
 
 
-class Expert(Protocol):
+class Expert:
     """One way of predicting the service time from the load."""
 
-    residuals: ResidualRing
+    def __init__(self, residuals: ResidualRing) -> None:
+        self.residuals = residuals
 
     def predict(self, load: float) -> float:
-        """Return the expected service time in seconds."""
-        ...
+        """Return the expected service time in seconds; half a second before the first sample."""
+        raise NotImplementedError
 
     def observe(self, load: float, seconds: float, predicted: float) -> None:
         """Learn from one call, for which `predict(load)` was `predicted`."""
-        ...
+        raise NotImplementedError
 
     def scale(self, factor: float) -> None:
         """Multiply every prediction."""
-        ...
+        raise NotImplementedError
 
 
 class _Line:
@@ -80,14 +81,14 @@ class _Line:
         self.sxy *= factor
 
 
-class LinearExpert:
+class LinearExpert(Expert):
     """S(b) = a + c b by least squares that forgets 3 % a call; quick, steady under noise, blind to knees.
 
     While the load has not varied, the slope is unidentifiable and a prior stands in.
     """
 
     def __init__(self, forget: float = 0.97) -> None:
-        self.residuals = ResidualRing(100)
+        super().__init__(ResidualRing(100))
         self._line = _Line(forget)
         self._seen = 0
 
@@ -113,7 +114,7 @@ class LinearExpert:
         self._line.scale(factor)
 
 
-class ShapeLevelExpert:
+class ShapeLevelExpert(Expert):
     """S(b) = exp(level) * shape(b): shape learned slowly, level quickly, both slower the noisier the upstream.
 
     The shape is a line (forgetting 0.5 % a call, its slope shrunk towards the prior until the load has varied) times
@@ -124,7 +125,7 @@ class ShapeLevelExpert:
     EDGES = (1, 2, 3, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 28, 32, 48, 64, 96, 128, 192, 256)
 
     def __init__(self, forget: float = 0.995) -> None:
-        self.residuals = ResidualRing(120)
+        super().__init__(ResidualRing(120))
         self._line = _Line(forget)
         self._level = 0.0
         self._speed = 1.0

@@ -71,3 +71,14 @@ def test_the_longer_a_call_has_taken_the_longer_it_may_still_take() -> None:
     assert ring.mean_excess(0.0) == pytest.approx(1.3)
     assert ring.mean_excess(1.5) == pytest.approx(2.5)
     assert ring.mean_excess(8.0) == pytest.approx(2.0), "nothing so slow was ever seen"
+
+
+def test_what_a_call_may_still_take_follows_every_change() -> None:
+    ring = filled([1.0, 2.0, 3.0])
+    assert ring.mean_excess(1.5) == pytest.approx(1.0)
+    ring.add(7.0)
+    assert ring.mean_excess(1.5) == pytest.approx(2.5)
+    ring.drop_newest(2)
+    assert ring.mean_excess(1.5) == pytest.approx(0.5)
+    ring.clear()
+    assert ring.mean_excess(1.5) == pytest.approx(0.25 * 1.5)
