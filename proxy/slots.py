@@ -13,21 +13,27 @@ __all__ = ["MergeSlots"]
 class MergeSlots:
     """`depth` calls per endpoint. Endpoints that may not be asked do not count, unless none may."""
 
-    __slots__ = ("_calls", "_depth", "_endpoints")
+    __slots__ = ("_calls", "_depth", "_endpoints", "_only")
 
     def __init__(self, endpoints: Sequence[Endpoint], depth: int) -> None:
         self._endpoints = tuple(endpoints)
         self._depth = depth
         self._calls = dict.fromkeys(endpoints, 0)
+        self._only = self._endpoints[0] if len(self._endpoints) == 1 else None
+        """The only one there is, which is asked whatever its state: each newcomer wants to know at once."""
 
     def free(self) -> int:
         """Return how many more calls may be in flight."""
         depth, calls = self._depth, self._calls
+        if self._only is not None:
+            return max(0, depth - calls[self._only])
         return sum([depth - calls[endpoint] for endpoint in self._open() if calls[endpoint] < depth])
 
     def idle(self) -> bool:
         """Return whether some upstream has no merged call."""
         calls = self._calls
+        if self._only is not None:
+            return calls[self._only] == 0
         return any(calls[endpoint] == 0 for endpoint in self._open())
 
     def full(self) -> list[Endpoint]:
@@ -43,7 +49,5 @@ class MergeSlots:
         self._calls[endpoint] -= 1
 
     def _open(self) -> Sequence[Endpoint]:
-        if len(self._endpoints) == 1:
-            return self._endpoints
         now = monotonic()
         return [endpoint for endpoint in self._endpoints if endpoint.available(now)] or self._endpoints

@@ -59,15 +59,19 @@ def positive(value: Any, default: int, limit: int) -> int:
     return default if number is None else max(1, min(number, limit))
 
 
-def canonical(payload: Mapping[str, Any], without: tuple[str, ...]) -> bytes | None:
+def canonical(payload: dict[str, Any], without: tuple[str, ...]) -> bytes | None:
     """Return all fields but those in `without` in one canonical spelling, for comparison.
 
     None when they cannot be compared exactly: integers beyond 64 bits arrive as rounded floats, so two different
     ones could look the same, and very deep nesting cannot be written out.
     """
-    rest = {name: value for name, value in payload.items() if name not in without}
-    if not rest:
+    left = len(payload)
+    for name in without:
+        if name in payload:
+            left -= 1
+    if not left:
         return b"{}"
+    rest = {name: value for name, value in payload.items() if name not in without}
     if not _exact(rest):
         return None
     try:

@@ -234,11 +234,15 @@ def _read_list(call: Call, head: Head, field: str) -> None:
         call.prompt_tokens = estimate(value)
         return
     values = items.values
+    tokens = chars = 0
+    for item in values:
+        tokens += estimate(item)
+        chars += len(item)
     call.items = len(values)
-    call.prompt_tokens = sum([estimate(item) for item in values])
+    call.prompt_tokens = tokens
     call.extra["items"] = values
     if items.kind == "text":
-        call.text = excerpt(values, sum(map(len, values)))
+        call.text = excerpt(values, chars)
     rest = canonical(call.payload, ("model", field))
     if rest is not None:
         call.compat_key = (call.route.name, head.target, call.model, items.kind, rest)
