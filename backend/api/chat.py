@@ -108,8 +108,8 @@ async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[d
     return ids
 
 
-async def _read_grammar(service: Service, body: Mapping[str, Any], tools: Tools | None) -> str | None:
-    """Return the grammar that the answer must follow: the caller's, or that of a call that must be made."""
+async def _read_constraint(service: Service, body: Mapping[str, Any], tools: Tools | None) -> Constraint | None:
+    """Return what the answer must follow: the caller's grammar, or that of a call that must be made."""
     constraint = read_constraint(body)
     if tools is not None and constraint is not None:
         raise InvalidRequest(
@@ -119,10 +119,9 @@ async def _read_grammar(service: Service, body: Mapping[str, Any], tools: Tools 
         )
     if tools is not None and tools.forced:
         constraint = Constraint(call_grammar(tools), "tool_choice")
-    if constraint is None:
-        return None
-    await check_constraint(service, body, constraint)
-    return constraint.grammar
+    if constraint is not None:
+        await check_constraint(service, body, constraint)
+    return constraint
 
 
 async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str, str]) -> Plan:
@@ -130,7 +129,7 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
     refuse_fields(body, REFUSED)
     logprobs = _read_logprobs(body)
     tools = read_tools(body, service.model.tool_format)
-    grammar = await _read_grammar(service, body, tools)
+    constraint = await _read_constraint(service, body, tools)
     ids = await render_prompt(service, body, tools.declared if tools else None)
     room = service.model.max_model_len - len(ids)
     params = read_sampling(
@@ -147,7 +146,7 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
         id=plan_id,
         created=int(service.wall()),
         envelope=envelope,
-        request=envelope.request(plan_id, ids, params, grammar),
+        request=envelope.request(plan_id, ids, params, constraint),
         tools=tools,
     )
 

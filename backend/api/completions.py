@@ -103,7 +103,6 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
     constraint = read_constraint(body)
     if constraint is not None:
         await check_constraint(service, body, constraint)
-    grammar = constraint.grammar if constraint is not None else None
     raw = body.get("prompt")
     prompts = await read_prompts(service, raw, "prompt", max_prompts=service.limits.max_prompts)
     plan_id = new_id("cmpl")
@@ -118,7 +117,7 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
             room=service.model.max_model_len - len(ids),
             max_model_len=service.model.max_model_len,
         )
-        requests.append(envelope.request(f"{plan_id}-{position}", ids, params, grammar))
+        requests.append(envelope.request(f"{plan_id}-{position}", ids, params, constraint))
     return Plan(
         id=plan_id,
         created=int(service.wall()),

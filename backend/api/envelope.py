@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from backend.api.constraints import Constraint
 from backend.api.errors import InvalidRequest
 from backend.api.fields import boolean, integer, mapping, read_fields, refuse_fields, string
 from backend.api.service import Service
@@ -39,9 +40,10 @@ class Envelope:
     predicted_tokens: float | None
 
     def request(
-        self, request_id: str, ids: list[int], params: SamplingParams, grammar: str | None
+        self, request_id: str, ids: list[int], params: SamplingParams, constraint: Constraint | None
     ) -> GenerationRequest:
         """Return the engine request for one prompt."""
+        grammar, param = constraint if constraint is not None else (None, None)
         return GenerationRequest(
             id=request_id,
             prompt_token_ids=ids,
@@ -52,6 +54,7 @@ class Envelope:
             predicted_tokens=self.predicted_tokens,
             cache_salt=self.cache_salt,
             grammar=grammar,
+            grammar_param=param,
         )
 
 

@@ -98,6 +98,12 @@ def api_error(error: EngineError) -> ApiError:
 
 
 def _failure(delta: Delta) -> ApiError:
+    if delta.error is not None and delta.error_param is not None:
+        return InvalidRequest(
+            f"'{delta.error_param}' cannot be enforced: {delta.error}.",
+            param=delta.error_param,
+            code="invalid_grammar",
+        )
     if delta.finish_reason is FinishReason.ABORT:
         return Unavailable(delta.error or "The request was aborted: the server is stopping.", code="aborted")
     return EngineFailed(delta.error or "The engine failed while working on this request.")
@@ -112,6 +118,7 @@ async def generate(
 
     Raises:
         Unavailable: full, without an engine, or stopping.
+        InvalidRequest: one of them demands what cannot be done; the others are aborted.
         EngineFailed: the engine gave up on one of them; the others are aborted.
     """
     open_choices = sum(request.n for request in requests)

@@ -14,6 +14,7 @@ from backend.api.constraints import require_grammar
 from backend.api.errors import InvalidRequest
 from backend.api.fields import boolean, type_name
 from backend.grammar import source
+from backend.grammar.schema_ends import endless_schema
 
 __all__ = [
     "HERMES",
@@ -118,7 +119,20 @@ def read_tools(body: Mapping[str, Any], tool_format: str | None) -> Tools | None
         raise _bad("tools", "is not supported: this model's chat template knows no tools.", "unsupported_parameter")
     if forced:
         require_grammar("tool_choice")
+        _check_ends(tools, names)
     return Tools(tools, names, tool_format, forced, PARALLEL.read(body))
+
+
+def _check_ends(tools: list[dict[str, Any]], names: frozenset[str]) -> None:
+    """Refuse parameters that no finite call can have."""
+    for i, tool in enumerate(tools):
+        function = tool["function"]
+        if function["name"] in names and (path := endless_schema(function.get("parameters") or {})) is not None:
+            raise _bad(
+                f"tools[{i}].function.parameters",
+                f"cannot be enforced: the schema at '{path}' has no end.",
+                "invalid_grammar",
+            )
 
 
 def _named(choice: Mapping[str, Any], names: frozenset[str]) -> str:
@@ -131,15 +145,21 @@ def _named(choice: Mapping[str, Any], names: frozenset[str]) -> str:
 
 
 def call_grammar(tools: Tools) -> str:
-    """Return the grammar of exactly one call of one of `tools.names`."""
+    """Return the grammar of exactly one call of one of `tools.names`.
+
+    Each function's parameters are a document of their own: an `$id` makes references in them start there.
+    """
     calls = [
         {
             "type": "object",
-            "properties": {"name": {"const": name}, "arguments": function.get("parameters") or {"type": "object"}},
+            "properties": {
+                "name": {"const": name},
+                "arguments": {"$id": f"urn:function:{i}", **(function.get("parameters") or {"type": "object"})},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for function in (tool["function"] for tool in tools.declared)
+        for i, function in enumerate(tool["function"] for tool in tools.declared)
         if (name := function["name"]) in tools.names
     ]
     return source.from_json_schema({"anyOf": calls})

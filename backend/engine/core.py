@@ -287,18 +287,16 @@ class EngineCore:
     def _advance(self, sequence: Sequence, sampled: Sampled) -> None:
         """Add one sampled token to a sequence and see whether it goes on."""
         token, logprob = sampled
+        choice = self._choices[sequence]
+        if token >= 0:
+            self._count_token(sequence)
+            sequence.tokens.append(token)
+            choice.sampling.append(token)
+        if choice.sampling.fault is not None:
+            self._break_off(sequence, choice.sampling.fault, param=sequence.request.grammar_param)
+            return
         if token < 0:
             self._break_off(sequence, "the model gave no valid probabilities for the next token")
-            return
-        choice = self._choices[sequence]
-        self._count_token(sequence)
-        sequence.tokens.append(token)
-        choice.sampling.append(token)
-        grammar = choice.sampling.grammar
-        if grammar is not None and not grammar.accept(token):
-            self._break_off(
-                sequence, "the grammar gave up on this text: it has no end, or is more than can be followed"
-            )
             return
         reason, stop = sequence.finish_after(token) or (None, None)
         output = Output(choice, token, logprob, reason, stop)
@@ -334,13 +332,20 @@ class EngineCore:
             self.scheduler.policy.removed(sequence.job)
         return Usage(sequence.num_prompt_tokens, opened.completion_tokens, opened.first.num_cached_tokens)
 
-    def _break_off(self, sequence: Sequence, error: str | None, reason: FinishReason = FinishReason.ERROR) -> None:
+    def _break_off(
+        self,
+        sequence: Sequence,
+        error: str | None,
+        reason: FinishReason = FinishReason.ERROR,
+        param: str | None = None,
+    ) -> None:
         """End a sequence without a token; one that stands for several choices ends all of them."""
         request_id, first, count = sequence.request.id, sequence.index, sequence.forks
         usage = self._retire(sequence, completed=False)
         for index in range(first, first + count):
             last = usage if index == first + count - 1 else None
-            self._outbox.append(Delta(request_id, index, "", finish_reason=reason, usage=last, error=error))
+            delta = Delta(request_id, index, "", finish_reason=reason, usage=last, error=error, error_param=param)
+            self._outbox.append(delta)
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None) -> None:
         """End what is left of a request."""

@@ -63,6 +63,7 @@ def pack_delta(delta: Delta) -> Frame:
         delta.stop_reason,
         (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens) if usage else None,
         delta.error,
+        delta.error_param,
     )
 
 
@@ -70,7 +71,7 @@ def unpack_delta(packed: Frame) -> Delta:
     """Inverse of `pack_delta`."""
     if len(packed) == 4:
         return Delta(*packed)
-    request_id, index, text, token_ids, logprobs, finish, stop_reason, usage, error = packed
+    request_id, index, text, token_ids, logprobs, finish, stop_reason, usage, *error = packed
     return Delta(
         request_id,
         index,
@@ -80,5 +81,5 @@ def unpack_delta(packed: Frame) -> Delta:
         FinishReason(finish) if finish else None,
         stop_reason,
         Usage(*usage) if usage else None,
-        error,
+        *error,
     )

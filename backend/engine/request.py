@@ -63,6 +63,8 @@ class GenerationRequest:
     """Requests share prefix-cache blocks only under equal salts."""
     grammar: str | None = None
     """What the text must be, in the grammar library's notation (backend.grammar); None for anything."""
+    grammar_param: str | None = None
+    """The field of the caller's request that demands it, to be named where it cannot be enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,3 +102,5 @@ class Delta:
     usage: Usage | None = None
     """Set on the last delta of the request, when all its choices are done."""
     error: str | None = None
+    error_param: str | None = None
+    """The field of the caller's request that is to blame for the error; None where the engine is."""

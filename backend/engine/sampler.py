@@ -7,6 +7,7 @@ its own seed and position, and every reduction runs along the row.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -20,6 +21,8 @@ from backend.engine.request import SamplingParams, TokenLogprob
 
 __all__ = ["Draw", "Grammar", "Sampled", "Sampler", "SamplingState", "uniform"]
 
+logger = logging.getLogger(__name__)
+
 CANDIDATES = 512
 """How many of a row's most probable tokens are looked at before sorting all of them."""
 COLDEST = 1e-6
@@ -27,7 +30,7 @@ COLDEST = 1e-6
 
 
 class Grammar(Protocol):
-    """What the next token may be, as a function of those before it."""
+    """What the next token may be, as a function of those before it. Whatever it raises ends its own choice only."""
 
     def allowed(self) -> torch.Tensor | None:
         """Return a bool tensor [V] of the tokens that may come next; None when all may."""
@@ -41,7 +44,7 @@ class Grammar(Protocol):
 class SamplingState:
     """One choice's parameters and what they need to remember; survives preemption with its sequence."""
 
-    __slots__ = ("_banned", "_length", "_until", "counts", "grammar", "greedy", "params", "seed")
+    __slots__ = ("_banned", "_length", "_until", "counts", "fault", "grammar", "greedy", "params", "seed")
 
     def __init__(
         self,
@@ -57,6 +60,8 @@ class SamplingState:
         self.greedy = params.temperature == 0.0 or params.top_k == 1
         self.counts = TokenCounts(prompt) if has_penalties(params) else None
         self.grammar = grammar
+        self.fault: str | None = None
+        """Why the grammar can be followed no further, once it cannot."""
         self._length = len(prompt)
         self._until = len(prompt) + params.min_tokens
         self._banned = sorted(set(end_token_ids)) if params.min_tokens else []
@@ -76,6 +81,29 @@ class SamplingState:
         self._length += 1
         if self.counts is not None:
             self.counts.append(token)
+        if self.grammar is not None:
+            try:
+                if not self.grammar.accept(token):
+                    self.fault = "the grammar gave up on this text: it has no end, or is more than can be followed"
+            except Exception as error:
+                self._fail(error)
+
+    def mask(self, logits: torch.Tensor) -> None:
+        """Leave of a row of logits, in place, what may come next: nothing where the grammar fails."""
+        if self.banned:
+            logits[self.banned] = -torch.inf
+        if self.grammar is not None:
+            try:
+                allowed = self.grammar.allowed()
+                if allowed is not None:
+                    logits.masked_fill_(~allowed.to(logits.device), -torch.inf)
+            except Exception as error:
+                self._fail(error)
+                logits.fill_(-torch.inf)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("a grammar failed on a text", exc_info=error)
+        self.fault = f"the grammar failed on this text: {type(error).__name__}"
 
 
 class Sampled(NamedTuple):
@@ -185,12 +213,7 @@ class Sampler:
             rows = [(row, states[row].params, states[row].counts) for row in layout.penalised]
             apply_penalties(logits, [(row, params, counts) for row, params, counts in rows if counts is not None])
         for row in layout.limited:
-            state = states[row]
-            if state.banned:
-                logits[row, state.banned] = -torch.inf
-            allowed = state.grammar.allowed() if state.grammar is not None else None
-            if allowed is not None:
-                logits[row].masked_fill_(~allowed.to(logits.device), -torch.inf)
+            states[row].mask(logits[row])
 
 
 class Draw:

@@ -20,6 +20,10 @@ KEPT_GRAMMARS: Final = 64
 """Compiled grammars kept for the next request with the same one."""
 
 
+class _Unenforceable(Exception):
+    """The library refuses a grammar, or all of them."""
+
+
 class Matcher:
     """Follows one choice through its grammar. Once the grammar is complete only an end token may come."""
 
@@ -67,25 +71,35 @@ class Grammars:
         """Return what constrains one choice of `request`, or None.
 
         Raises:
-            RequestRefused: the grammar cannot be enforced.
+            RequestRefused: the grammar cannot be enforced, naming the field that demands it.
         """
         if request.grammar is None:
             return None
-        return Matcher(self._prototype(request.grammar).deep_copy(), self._vocab_size)
+        try:
+            return Matcher(self._prototype(request.grammar).deep_copy(), self._vocab_size)
+        except _Unenforceable as error:
+            name = f"'{request.grammar_param}'" if request.grammar_param else "the grammar"
+            raise RequestRefused(f"{name} cannot be enforced: {error}", request.grammar_param) from None
 
     def _prototype(self, grammar: str) -> LLMatcher:
         """Compile a grammar, or find it among the last ones: choices of one request, and callers, share schemas."""
         found = self._compiled.get(grammar)
         if found is None:
-            found = LLMatcher(self._tokenizer.result(), grammar, log_level=0)
+            found = LLMatcher(self._library_tokenizer(), grammar, log_level=0)
             if found.is_error():
-                raise RequestRefused(f"the grammar cannot be enforced: {' '.join(found.get_error().split())}")
+                raise _Unenforceable(" ".join(found.get_error().split()))
             trial = found.deep_copy()
             trial.compute_bitmask()
             if trial.is_error():
-                raise RequestRefused("the grammar cannot be enforced: no text satisfies it")
+                raise _Unenforceable("no text satisfies it")
             self._compiled[grammar] = found
             if len(self._compiled) > KEPT_GRAMMARS:
                 self._compiled.popitem(last=False)
         self._compiled.move_to_end(grammar)
         return found
+
+    def _library_tokenizer(self) -> LLTokenizer:
+        try:
+            return self._tokenizer.result()
+        except Exception as error:  # whatever made it fail, only requests with a grammar need it
+            raise _Unenforceable(f"the library does not take this model's tokenizer: {error}") from error

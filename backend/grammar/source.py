@@ -8,6 +8,9 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from backend.grammar.lark_ends import endless_rule
+from backend.grammar.schema_ends import endless_schema
+
 __all__ = [
     "MISSING",
     "GrammarError",
@@ -61,7 +64,7 @@ def from_choices(choices: Sequence[str]) -> str:
 
 
 def check(grammar: str) -> None:
-    """Compile `grammar` and forget it.
+    """Compile `grammar` and forget it; see that whatever it lets begin can be finished.
 
     Raises:
         GrammarError: it cannot be enforced.
@@ -71,6 +74,17 @@ def check(grammar: str) -> None:
     message: str = LLMatcher.validate_grammar(grammar)
     if message and not message.startswith("WARNING"):
         raise GrammarError(" ".join(message.split()))
+    if (endless := _endless(grammar)) is not None:
+        raise GrammarError(f"{endless} has no end: whatever is written, more of it has to follow")
+
+
+def _endless(grammar: str) -> str | None:
+    """Return what in a grammar has no end. The library would follow it until the bound on the tokens."""
+    (content,) = json.loads(grammar)["grammars"]
+    if "lark_grammar" in content:
+        return endless_rule(content["lark_grammar"])
+    path = endless_schema(content["json_schema"])
+    return None if path is None else f"the schema at '{path}'"
 
 
 def _escape_slashes(pattern: str) -> str:

@@ -207,6 +207,36 @@ async def test_demanded_json_is_what_comes(client: openai.AsyncOpenAI) -> None:
     assert chosen.choices[0].text in ("yes", "no")
 
 
+@pytest.mark.parametrize(
+    "constraint",
+    [
+        {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
+        {"guided_grammar": 'start: "a" start'},
+        {"guided_regex": r"a[^\s\S]"},
+        {"guided_grammar": 'start: "a"{200000}'},
+        {"guided_grammar": 'start: ("b" | ("b" "b"){0,9000}){5,9000}'},  # too much only after some tokens
+    ],
+)
+async def test_grammar_that_cannot_be_followed_is_a_400_and_disturbs_nobody(
+    worker: WorkerProcess, client: openai.AsyncOpenAI, constraint: dict[str, Any]
+) -> None:
+    pytest.importorskip("llguidance")
+    alone = await complete(client, max_tokens=40)
+
+    async def refused() -> openai.BadRequestError:
+        with pytest.raises(openai.BadRequestError) as refusal:
+            await complete(client, max_tokens=100, n=2, extra_body=constraint)
+        return refusal.value
+
+    beside, *errors = await asyncio.gather(complete(client, max_tokens=40), refused(), refused())
+    assert beside.choices[0].text == alone.choices[0].text
+    for error in errors:
+        assert error.param == next(iter(constraint))
+        assert "cannot be enforced" in error.message
+    assert worker.status("/health") == 200
+    eventually(lambda: worker.metrics()["trimtab_worker_kv_blocks_owned"] == 0)
+
+
 async def test_models_and_health(worker: WorkerProcess, client: openai.AsyncOpenAI) -> None:
     assert [model.id async for model in await client.models.list()] == ["SmolLM2-135M-Instruct", "demo"]
     assert worker.status("/health") == 200

@@ -65,6 +65,8 @@ class FakeEngine:
         self.ended = asyncio.Event()
         self.fail_at: int | None = None
         self.failure: Exception = EngineDied("the engine process ended unexpectedly (signal 9)")
+        self.error_param: str | None = None
+        """Set: what fails, fails with a last delta that blames this field."""
         self.refusal: Exception | None = None
         self.embed_gate = asyncio.Event()
         self.embed_gate.set()
@@ -97,7 +99,18 @@ class FakeEngine:
                 if position >= len(row):
                     continue
                 if self.fail_at is not None and sent >= self.fail_at:
-                    raise self.failure
+                    if self.error_param is None:
+                        raise self.failure
+                    error = "the grammar gave up on this text"
+                    yield Delta(
+                        request.id,
+                        index,
+                        "",
+                        finish_reason=FinishReason.ERROR,
+                        error=error,
+                        error_param=self.error_param,
+                    )
+                    return
                 last = position == len(row) - 1
                 unfinished -= last
                 reason = FinishReason.LENGTH if len(row) < len(tokens[index]) else FinishReason.STOP

@@ -118,6 +118,30 @@ async def test_stream_that_breaks_says_so_and_is_cut_without_done(worker: Worker
     assert not text.endswith("0\r\n\r\n")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", [0, 3])
+async def test_grammar_that_fails_on_the_way_is_the_callers_error_and_names_its_field(
+    worker: Worker, stream: bool, at: int
+) -> None:
+    """Before the first token with a status, afterwards in the error event of a stream that breaks."""
+    worker.engine.error_param = "guided_regex"
+    worker.engine.fail_at = at
+    reader, writer = await raw_request(worker, CHAT, messages=HELLO, stream=stream, n=2)
+    await worker.engine.ended.wait()
+    head, body = (await asyncio.wait_for(reader.readuntil(b"}}"), 10)).decode().split("\r\n\r\n", 1)
+    writer.close()
+    started = stream and at > 0
+    assert head.startswith("HTTP/1.1 200" if started else "HTTP/1.1 400")
+    error = json.loads(body.rpartition("data: ")[2])["error"]
+    assert (error["type"], error["param"], error["code"]) == (
+        "invalid_request_error",
+        "guided_regex",
+        "invalid_grammar",
+    )
+    assert "[DONE]" not in body
+    assert worker.service.sequences == 0
+
+
 async def test_one_failing_prompt_aborts_its_siblings(worker: Worker) -> None:
     class OneFails(FakeEngine):
         async def _deltas(self, request: Any) -> Any:

@@ -120,6 +120,36 @@ def test_forced_choice_narrows_the_tools_to_a_grammar_of_one_call(choice: Any, n
     assert [(call.name, call.arguments) for call in parser.finish()[1]] == [("g", '{"x":1}')]
 
 
+def test_forced_call_follows_the_definitions_within_each_functions_own_parameters() -> None:
+    """As pydantic writes them for nested models; `#` is the parameters, and not the call that holds them."""
+    pytest.importorskip("llguidance")
+    tools = declared("f", "g")
+    tools[0]["function"]["parameters"] = {
+        "$defs": {"City": {"enum": ["Paris"]}},
+        "type": "object",
+        "properties": {"city": {"$ref": "#/$defs/City"}, "next": {"$ref": "#"}},
+        "required": ["city"],
+    }
+    found = read_tools({"tools": tools, "tool_choice": "required"}, HERMES)
+    assert found is not None
+    source.check(call_grammar(found))
+    tools[1]["function"]["parameters"] = {"$ref": "#/$defs/City"}
+    with pytest.raises(source.GrammarError, match="/\\$defs/City"):
+        source.check(call_grammar(found))
+
+
+def test_forced_call_whose_parameters_have_no_end_is_refused_by_name() -> None:
+    pytest.importorskip("llguidance")
+    tools = declared("f", "g")
+    tools[1]["function"]["parameters"] = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
+    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
+        with pytest.raises(InvalidRequest, match="has no end") as refused:
+            read_tools({"tools": tools, "tool_choice": choice}, HERMES)
+        assert refused.value.param == "tools[1].function.parameters"
+    read_tools({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "f"}}}, HERMES)
+    read_tools({"tools": tools}, HERMES)
+
+
 CUT = [
     # (format, forced, names, text, content, [(name, the beginning of its arguments)])
     (HERMES, True, "fg", '{"name": "g", "arguments": {"x": 1, "y', "", [("g", '{"x": 1, "y')]),

@@ -64,6 +64,13 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"guided_json": {"type": "strin"}}, "guided_json", "Invalid type: strin"),
     ({"guided_regex": 5}, "guided_regex", "a string"),
     ({"guided_regex": "(?=x)y"}, "guided_regex", "look-around"),
+    ({"guided_json": {"$ref": "#"}}, "guided_json", "the schema at '#' has no end"),
+    ({"guided_grammar": 'start: "a" start'}, "guided_grammar", "the rule 'start' has no end"),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"anyOf": [{"$ref": "#"}]}}}},
+        "response_format",
+        "has no end",
+    ),
     ({"guided_choice": []}, "guided_choice", "between 1 and 1024"),
     ({"guided_choice": ["a", ""]}, "guided_choice", "non-empty strings"),
     ({"guided_grammar": "nonsense ::="}, "guided_grammar", "cannot be enforced"),

@@ -167,7 +167,7 @@ def test_vllm_24365_priority_decides_admission_and_victims_and_never_interrupts_
 
 def test_sglang_36855_no_field_of_a_request_is_a_switch_of_the_scheduler() -> None:
     """Whatever a caller may set either shapes its own output or is an input of the policy."""
-    shaping = {"id", "prompt_token_ids", "params", "n", "grammar"}
+    shaping = {"id", "prompt_token_ids", "params", "n", "grammar", "grammar_param"}
     policy = {"class_slack", "tenant", "predicted_tokens", "cache_salt"}
     assert {field.name for field in fields(GenerationRequest)} <= shaping | policy
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from backend.engine.core import EngineFault
-from backend.engine.request import FinishReason
-from tests.backend.engine.fake import FakeRunner, fake_core, fake_options, greedy
+from backend.engine.request import Delta, FinishReason
+from tests.backend.engine.fake import VOCAB, FakeRunner, fake_core, fake_options, greedy
 from tests.backend.engine.results import GREEDY, Results, request, run
 
 
@@ -70,6 +71,53 @@ def test_a_row_without_valid_probabilities_ends_alone() -> None:
     assert results["a", 0].finish is FinishReason.ERROR
     assert "probabilities" in str(results["a", 0].error)
     assert results["b", 0].finish is FinishReason.LENGTH
+
+
+class Moody:
+    """A grammar that lets everything pass until its third token, and then fails in one of the ways there are."""
+
+    def __init__(self, mood: str) -> None:
+        self.mood = mood
+        self.left = 3
+
+    def allowed(self) -> torch.Tensor | None:
+        if self.left == 0 and self.mood == "raises":
+            raise RuntimeError("a fault of the library")
+        return torch.ones(VOCAB - 1 if self.left == 0 and self.mood == "misshapen" else VOCAB, dtype=torch.bool)
+
+    def accept(self, token: int) -> bool:
+        self.left -= 1
+        if self.left < 0 and self.mood == "raises on a token":
+            raise RuntimeError("a fault of the library")
+        return self.left >= 0 or self.mood != "gives up"
+
+
+@pytest.mark.parametrize("mood", ["raises", "misshapen", "raises on a token", "gives up"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_grammar_that_fails_on_the_way_fails_its_own_request_and_blames_its_field(
+    mood: str, temperature: float, overlap: bool
+) -> None:
+    core = fake_core(grammars=lambda one: Moody(mood) if one.grammar else None, overlap=overlap)
+    core.add(request("free", [1, 2]))
+    params = replace(GREEDY, temperature=temperature, seed=1, logprobs=1)
+    core.add(request("held", [1, 2], params, grammar="g", grammar_param="guided_regex", n=2))
+    core.add(request("after", [3, 4]))
+    deltas: dict[str, list[Delta]] = {}
+    results = Results()
+    while core.has_work:
+        for delta in core.step():
+            deltas.setdefault(delta.request_id, []).append(delta)
+            results.add([delta])
+        core.check_integrity()
+    for name, prompt in (("free", [1, 2]), ("after", [3, 4])):
+        assert results[name, 0].token_ids == greedy(prompt, 6)
+    ends = [delta for delta in deltas["held"] if delta.finish_reason is not None]
+    assert [delta.finish_reason for delta in ends] == [FinishReason.ERROR] * 2
+    assert {delta.error_param for delta in ends} == {"guided_regex"}
+    assert all("the grammar" in str(delta.error) for delta in ends)
+    assert core.stats().owned_blocks == 0
+    assert core.stats().healthy
 
 
 def test_the_watchdog_fails_the_head_when_work_waits_and_nothing_can_be_scheduled() -> None:

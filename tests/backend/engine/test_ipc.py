@@ -14,6 +14,7 @@ from backend.engine.request import Delta, FinishReason, TokenLogprob, Usage
         Delta("r", 1, "", (3,), (TokenLogprob(3, -0.5, ((3, -0.5), (4, -1.5))),)),
         Delta("r", 2, "é", (), (), FinishReason.STOP, "stop", Usage(1, 2, 3)),
         Delta("r", 0, "", (), (), FinishReason.ERROR, None, None, "because"),
+        Delta("r", 0, "", (), (), FinishReason.ERROR, None, None, "because", "guided_json"),
     ],
 )
 def test_deltas_survive_the_wire(delta: Delta) -> None:

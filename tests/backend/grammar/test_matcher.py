@@ -33,7 +33,7 @@ def grammars() -> Grammars:
 
 
 def matcher(grammars: Grammars, grammar: str | None) -> Matcher:
-    made = grammars(GenerationRequest("r", [1], SamplingParams(), grammar=grammar))
+    made = grammars(GenerationRequest("r", [1], SamplingParams(), grammar=grammar, grammar_param="guided_regex"))
     assert made is not None
     return made
 
@@ -49,8 +49,27 @@ def test_grammar_that_cannot_be_enforced_is_refused(grammars: Grammars) -> None:
 
 @pytest.mark.parametrize("grammar", [source.from_regex(r"a[^\s\S]"), source.from_lark("start: start")])
 def test_grammar_that_no_text_satisfies_is_refused(grammars: Grammars, grammar: str) -> None:
-    with pytest.raises(RequestRefused, match="no text satisfies it"):
+    with pytest.raises(RequestRefused, match="'guided_regex' cannot be enforced: no text satisfies it") as refused:
         matcher(grammars, grammar)
+    assert refused.value.param == "guided_regex"
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "ends"),
+    [
+        (Tokenizer(models.WordLevel({"a": 0, "<unk>": 1}, unk_token="<unk>")), {1}),
+        (Tokenizer(models.BPE(vocab=byte_alphabet(), merges=[])), set()),
+    ],
+    ids=["words", "no end token"],
+)
+def test_model_whose_tokenizer_the_library_does_not_take_refuses_grammars_only(
+    tokenizer: Tokenizer, ends: set[int]
+) -> None:
+    grammars = Grammars(tokenizer.to_str, VOCAB, ends)
+    with pytest.raises(RequestRefused, match="does not take this model's tokenizer") as refused:
+        matcher(grammars, source.from_choices(["a"]))
+    assert refused.value.param == "guided_regex"
+    assert grammars(GenerationRequest("r", [1], SamplingParams())) is None
 
 
 def test_grammar_that_gives_up_on_the_way_never_passes_for_a_complete_text(grammars: Grammars) -> None:

@@ -93,6 +93,19 @@ def test_what_cannot_be_enforced_is_said_in_one_line(schema: dict[str, Any], tex
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    ("grammar", "what"),
+    [
+        (source.from_json_schema({"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}), "'#'"),
+        (source.from_lark('start: "a" start'), "the rule 'start'"),
+        (source.from_lark('start: "x" %json {"type": "array", "items": {"$ref": "#"}, "minItems": 1}'), "'#'"),
+    ],
+)
+def test_what_has_no_end_cannot_be_enforced(grammar: str, what: str) -> None:
+    with pytest.raises(source.GrammarError, match=f"{what} has no end"):
+        source.check(grammar)
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text(max_size=5),
