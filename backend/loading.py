@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from backend.api.sampling import SAMPLING_DEFAULTS
+from backend.api.errors import InvalidRequest
+from backend.api.sampling import SAMPLING, SAMPLING_DEFAULTS
 from backend.api.service import Pooling, ServedModel
 from backend.api.tools import tool_format_of
 from backend.engine.options import EngineInfo
@@ -18,6 +20,8 @@ from backend.weights.gguf_tokenizer import gguf_tokenizer
 from backend.weights.locate import is_gguf
 
 __all__ = ["load_served_model", "load_tokenizer", "sampling_defaults"]
+
+logger = logging.getLogger("trimtab.worker")
 
 _GENERATION_CONFIG: Final = "generation_config.json"
 
@@ -35,15 +39,18 @@ def sampling_defaults(generation_config: Mapping[str, Any]) -> dict[str, float]:
     """Return the sampling parameters that a model's authors recommend in its generation_config.
 
     `do_sample: false` means greedy there, but it is also what a file that never thought about sampling says, so it
-    is read as "no recommendation".
+    is read as "no recommendation". Values that a request could not ask for are left out, with a warning.
     """
     if not generation_config.get("do_sample"):
         return {}
-    return {
-        name: float(value)
-        for name in SAMPLING_DEFAULTS
-        if isinstance(value := generation_config.get(name), int | float) and not isinstance(value, bool)
-    }
+    found: dict[str, float] = {}
+    for field in SAMPLING:
+        if field.name in SAMPLING_DEFAULTS and generation_config.get(field.name) is not None:
+            try:
+                found[field.name] = float(field.read(generation_config))
+            except InvalidRequest as error:
+                logger.warning("%s: %s It is not used.", _GENERATION_CONFIG, error.message)
+    return found
 
 
 def load_served_model(

@@ -14,7 +14,7 @@ from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, refuse_fields, token_ids, type_name
 from backend.api.generation import Choice, collect, generate, total_usage, usage_object
-from backend.api.logprobs import completion_logprobs
+from backend.api.logprobs import TextOffsets, completion_logprobs
 from backend.api.sampling import MAX_LOGPROBS, read_sampling
 from backend.api.service import Service, new_id
 from backend.api.sse import stream_chunks
@@ -135,13 +135,18 @@ def _echo_texts(service: Service, raw: Any, prompts: Sequence[list[int]]) -> lis
     ]
 
 
+def _offsets(service: Service, plan: Plan, position: int) -> TextOffsets:
+    skip = plan.requests[position].params.skip_special_tokens
+    return TextOffsets(service.model.tokenizer, skip_special_tokens=skip)
+
+
 class Chunks:
-    """Completions chunks; keeps how much text each choice has, for `text_offset`."""
+    """Completions chunks; keeps where the text of each choice is, for `text_offset`."""
 
     def __init__(self, service: Service, plan: Plan) -> None:
         self._service = service
         self._plan = plan
-        self._lengths: dict[int, int] = {}
+        self._offsets: dict[int, TextOffsets] = {}
         self._usages: list[Usage] = []
 
     def _chunk(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -164,11 +169,11 @@ class Chunks:
         if not delta.text and not delta.logprobs and delta.finish_reason is None:
             return
         index = self._plan.index(position, delta.index)
-        offset = self._lengths.get(index, 0)
-        self._lengths[index] = offset + len(delta.text)
         logprobs = None
         if self._plan.requests[position].params.logprobs is not None:
-            logprobs = completion_logprobs(self._service.model.tokenizer, delta.logprobs, offset)
+            if index not in self._offsets:
+                self._offsets[index] = _offsets(self._service, self._plan, position)
+            logprobs = completion_logprobs(self._service.model.tokenizer, delta.logprobs, self._offsets[index])
         yield self._chunk([_choice(index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)])
 
     def end(self) -> Iterator[dict[str, Any]]:
@@ -192,7 +197,7 @@ def _choice(
 def _full_choice(service: Service, plan: Plan, position: int, index: int, choice: Choice) -> dict[str, Any]:
     logprobs = None
     if plan.requests[position].params.logprobs is not None:
-        logprobs = completion_logprobs(service.model.tokenizer, choice.logprobs)
+        logprobs = completion_logprobs(service.model.tokenizer, choice.logprobs, _offsets(service, plan, position))
     text = plan.echoes[position] + choice.text
     return _choice(plan.index(position, index), text, logprobs, choice.finish_reason, choice.stop_reason)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
 from backend.api.service import TextTokenizer
 from backend.engine.request import TokenLogprob
 
-__all__ = ["chat_logprobs", "completion_logprobs", "token_text"]
+__all__ = ["TextOffsets", "chat_logprobs", "completion_logprobs", "token_text"]
 
 
 def token_text(tokenizer: TextTokenizer, token_id: int) -> str:
@@ -50,18 +51,37 @@ def chat_logprobs(tokenizer: TextTokenizer, tokens: Sequence[TokenLogprob]) -> d
     }
 
 
-def completion_logprobs(tokenizer: TextTokenizer, tokens: Sequence[TokenLogprob], offset: int = 0) -> dict[str, Any]:
-    """Return the `logprobs` object of a completions choice; `offset` is where its text starts, in characters."""
-    texts = [token_text(tokenizer, token.token_id) for token in tokens]
-    offsets: list[int] = []
-    for text in texts:
-        offsets.append(offset)
-        offset += len(text)
+class TextOffsets:
+    """Where each token of one choice begins in its text, in whole characters.
+
+    A function of the tokens alone, so that a stream, which may hold text back, says the same as an answer.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._length = 0
+
+    def put(self, token_id: int) -> int:
+        """Add the next token and return where it begins."""
+        start = self._length
+        if token_id not in self._hidden:
+            raw = self._tokenizer.token_bytes(token_id)
+            text = token_text(self._tokenizer, token_id) if raw is None else self._decoder.decode(raw)
+            self._length += len(text)
+        return start
+
+
+def completion_logprobs(
+    tokenizer: TextTokenizer, tokens: Sequence[TokenLogprob], offsets: TextOffsets
+) -> dict[str, Any]:
+    """Return the `logprobs` object of a completions choice, or of the next part of one; `offsets` moves on."""
     return {
-        "tokens": texts,
+        "tokens": [token_text(tokenizer, token.token_id) for token in tokens],
         "token_logprobs": [_finite(token.logprob) for token in tokens],
         "top_logprobs": [
             {token_text(tokenizer, token_id): _finite(logprob) for token_id, logprob in token.top} for token in tokens
         ],
-        "text_offset": offsets,
+        "text_offset": [offsets.put(token.token_id) for token in tokens],
     }

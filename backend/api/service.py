@@ -68,6 +68,11 @@ class TextTokenizer(Protocol):
         ...
 
     @property
+    def special_ids(self) -> frozenset[int]:
+        """Ids that `skip_special_tokens` leaves out."""
+        ...
+
+    @property
     def chat_template(self) -> str | None:
         """The model's Jinja chat template."""
         ...

@@ -19,6 +19,7 @@ class ByteTokenizer:
     """Token ids are bytes; 256 ends the text."""
 
     chat_template: str | None = "{{ messages }}"
+    special_ids: frozenset[int] = frozenset({EOS})
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())

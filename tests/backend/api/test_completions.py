@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from backend.api.logprobs import TextOffsets
 from tests.backend.api.conftest import StartWorker, Worker
-from tests.backend.api.fakes import ByteTokenizer
+from tests.backend.api.fakes import EOS, ByteTokenizer
 from tests.backend.api.sse import events
 
 TEXT = "/v1/completions"
@@ -82,6 +83,13 @@ async def test_logprobs_have_the_completions_shape_with_running_offsets(worker: 
     chunks = await stream(worker, prompt="ab", max_tokens=2, logprobs=2)
     parts = [chunk["choices"][0]["logprobs"] for chunk in chunks[:-1]]
     assert [offset for part in parts for offset in part["text_offset"]] == [0, 1]
+
+
+@pytest.mark.parametrize(("skip", "offsets"), [(True, [0, 1, 1, 2, 2, 3]), (False, [0, 1, 1, 2, 7, 8])])
+def test_offsets_count_the_characters_that_the_text_has_before_a_token(skip: bool, offsets: list[int]) -> None:
+    """A special token that is left out has none, and the bytes of one character have one together."""
+    counter = TextOffsets(ByteTokenizer(), skip_special_tokens=skip)
+    assert [counter.put(token) for token in (*"aé".encode(), EOS, *b"bc")] == offsets
 
 
 async def test_stream_ends_with_finish_usage_and_done(worker: Worker) -> None:

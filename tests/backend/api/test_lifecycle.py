@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from typing import Any
 
 import pytest
@@ -54,9 +55,11 @@ def test_announcements_are_one_json_object_a_line() -> None:
         ({"temperature": 0.6, "do_sample": False}, {}),
         ({"do_sample": True, "temperature": 0.6, "top_k": 20}, {"temperature": 0.6, "top_k": 20.0}),
         ({"do_sample": True, "temperature": None, "top_p": "x", "min_p": True, "max_length": 20}, {}),
+        ({"do_sample": True, "top_k": -1, "min_p": 1.5, "repetition_penalty": 0, "top_p": math.nan}, {"top_k": -1.0}),
     ],
 )
-def test_recommended_sampling_comes_from_the_generation_config(
+def test_recommended_sampling_comes_from_the_generation_config_where_a_request_could_ask_for_it(
     config: dict[str, Any], expected: dict[str, float]
 ) -> None:
+    """TensorRT-LLM PR#16590: min_p above 1 zeroed the row, wherever it came from."""
     assert sampling_defaults(config) == expected

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in a process of its own (test_triton_process.py)", allow_module_level=True)
 
+from backend.attention import triton_launch
 from backend.attention.cache import KVCache
 from backend.attention.triton_paged import TritonAttention
 from backend.engine.graphs import DecodeGraphs
@@ -22,29 +24,71 @@ from tests.backend.models.checkpoints import VOCAB, MiniLoop, Sequence, make_che
 pytestmark = pytest.mark.triton
 
 
-def test_static_decodes_are_right_while_batches_grow_and_shrink(tmp_path: Path) -> None:
+class Frozen:
+    """Captures as a graph does: what the kernels were given at capture, a replay must give them too.
+
+    A graph freezes the shapes, the scalars and the addresses of its buffers. Tensors that are made anew in every run
+    (queries, outputs) have no address to compare here; in a graph they come out of its own memory pool.
+    """
+
+    BUFFERS: ClassVar = {"store": (2, 3, 4), "decode": (1, 2, 4, 5, 6)}
+    """Positions of the arguments that live as long as the graph: caches, slots, tables, lengths, tokens."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.captured = 0
+        self.replayed = 0
+        self._calls: list[list[object]] = []
+        for name, buffers in self.BUFFERS.items():
+            monkeypatch.setattr(triton_launch, name, self._watched(getattr(triton_launch, name), buffers))
+
+    def __call__(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+        self._calls = []
+        compute()
+        frozen = self._calls
+        assert frozen
+        self.captured += 1
+
+        def replay() -> torch.Tensor:
+            self._calls = []
+            output = compute()
+            assert self._calls == frozen
+            self.replayed += 1
+            return output
+
+        return replay
+
+    def _watched(self, kernel: Callable[..., None], buffers: tuple[int, ...]) -> Callable[..., None]:
+        def watched(*args: Any, **scalars: Any) -> None:
+            tensors = [
+                (tuple(arg.shape), arg.stride(), arg.dtype, arg.data_ptr() if place in buffers else None)
+                for place, arg in enumerate(args)
+            ]
+            self._calls.append([kernel.__name__, tensors, scalars])
+            kernel(*args, **scalars)
+
+        return watched
+
+
+def test_static_decodes_are_right_while_batches_grow_and_shrink(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """sglang PR#24743, #32555, TensorRT-LLM PR#17110: stale padding and values frozen at capture."""
     torch.set_num_threads(1)
     reference = make_checkpoint("mistral", tmp_path)
-    captured: list[Callable[[], torch.Tensor]] = []
-
-    def eagerly(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        captured.append(compute)
-        return compute
-
+    frozen = Frozen(monkeypatch)
     loaded = load_model(tmp_path, dtype="float32")
-    runner = ModelRunner(loaded, num_blocks=40, block_size=4, attention=TritonAttention, capture=eagerly)
+    runner = ModelRunner(loaded, num_blocks=40, block_size=4, attention=TritonAttention, capture=frozen)
     loop = MiniLoop(runner)
     rows = [Sequence([(7 * row + 3 * index) % VOCAB for index in range(9 + 4 * row)]) for row in range(3)]
     wants = [reference_logits(reference, row.ids) for row in rows]
     loop.step([(row, len(row.ids) - 4) for row in rows])  # a prefill, run eagerly
-    assert not captured
+    assert not frozen.captured
     for chosen in ((0, 1, 2), (1,), (2, 0), (0, 1, 2), (2,)):
         work = [(rows[index], 1) for index in chosen]
         got = loop.step(work)
         want = torch.stack([wants[index][rows[index].computed - 1] for index in chosen])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    assert len(captured) == 3  # buckets of 1, 2 and 4
+    assert (frozen.captured, frozen.replayed) == (3, 5)  # buckets of 1, 2 and 4
 
 
 def test_warming_up_captures_every_bucket_a_batch_can_fall_into(tmp_path: Path) -> None:
