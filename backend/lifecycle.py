@@ -22,6 +22,7 @@ from backend.api.service import Limits, Service
 from backend.arguments import Arguments
 from backend.engine.client import EngineClient
 from backend.gpu import Gpu
+from backend.grammar.checker import GrammarChecker
 from backend.loading import load_served_model
 from backend.server import Phase, WorkerState, build_app
 
@@ -101,7 +102,9 @@ async def _bind(runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
     return site
 
 
-async def _load(arguments: Arguments, executor: ThreadPoolExecutor) -> tuple[EngineClient, Service]:
+async def _load(
+    arguments: Arguments, executor: ThreadPoolExecutor, grammars: GrammarChecker
+) -> tuple[EngineClient, Service]:
     """Start the engine and make the service over it; closes the engine again if that fails."""
     progress = ProgressLine(sys.stderr)
     try:
@@ -137,6 +140,7 @@ async def _load(arguments: Arguments, executor: ThreadPoolExecutor) -> tuple[Eng
                 gpu=Gpu.find(engine.info.gpu),
             ),
             executor=executor,
+            check_grammar=grammars.check,
             clock=time.monotonic,
             wall=time.time,
         )
@@ -177,13 +181,14 @@ async def run_worker(arguments: Arguments) -> int:
     app = build_app(state, max_body_bytes=arguments.max_body_bytes, api_key=arguments.api_key)
     runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_AFTER_S)
     await runner.setup()
+    grammars = GrammarChecker()
     with ThreadPoolExecutor(2, thread_name_prefix="tokenise") as executor:
         try:
             site = await _bind(runner, arguments.host, arguments.port)
             host, port = runner.addresses[0][:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             announce("listening", url=url, host=host, port=port, pid=os.getpid())
-            loading = asyncio.create_task(_load(arguments, executor))
+            loading = asyncio.create_task(_load(arguments, executor, grammars))
             await _first(asyncio.shield(loading), signals.stop.wait())
             if not loading.done():
                 loading.cancel()
@@ -193,6 +198,7 @@ async def run_worker(arguments: Arguments) -> int:
             return await _serve(arguments, state, site, engine, signals, lambda: _announce_ready(url, state, engine))
         finally:
             await runner.cleanup()
+            await grammars.close()
 
 
 def _announce_ready(url: str, state: WorkerState, engine: EngineClient) -> None:

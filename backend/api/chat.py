@@ -9,7 +9,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from backend.api.body import read_json
-from backend.api.constraints import Constraint, check_constraint, read_constraint
+from backend.api.constraints import Constraint, check_constraint, check_enforceable, read_constraint
 from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, mapping, refuse_fields
@@ -19,7 +19,7 @@ from backend.api.messages import read_messages
 from backend.api.sampling import MAX_LOGPROBS, read_sampling
 from backend.api.service import Service, new_id
 from backend.api.sse import stream_chunks
-from backend.api.tools import ToolCall, ToolParser, Tools, call_grammar, read_tools
+from backend.api.tools import ToolCall, ToolParser, Tools, call_grammar, parameter_grammars, read_tools
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
 
 __all__ = ["chat", "render_prompt"]
@@ -118,6 +118,8 @@ async def _read_constraint(service: Service, body: Mapping[str, Any], tools: Too
             code="invalid_value",
         )
     if tools is not None and tools.forced:
+        for grammar, param in parameter_grammars(tools):
+            await check_enforceable(service, Constraint(grammar, param))
         constraint = Constraint(call_grammar(tools), "tool_choice")
     if constraint is not None:
         await check_constraint(service, body, constraint)

@@ -10,7 +10,7 @@ from backend.api.fields import boolean, integer, type_name, wrong_type
 from backend.api.service import Service
 from backend.grammar import source
 
-__all__ = ["GUIDED", "Constraint", "check_constraint", "read_constraint", "require_grammar"]
+__all__ = ["GUIDED", "Constraint", "check_constraint", "check_enforceable", "read_constraint", "require_grammar"]
 
 MAX_CHOICES: Final = 1024
 RESPONSE_FORMATS: Final = ("text", "json_object", "json_schema")
@@ -137,8 +137,22 @@ def read_constraint(body: Mapping[str, Any]) -> Constraint | None:
     return found[0] if found else None
 
 
+async def check_enforceable(service: Service, constraint: Constraint) -> None:
+    """See that a grammar can be enforced.
+
+    Raises:
+        InvalidRequest: it cannot, naming the parameter.
+    """
+    try:
+        await service.check_grammar(constraint.grammar)
+    except source.GrammarError as error:
+        raise InvalidRequest(
+            f"'{constraint.param}' cannot be enforced: {error}.", param=constraint.param, code="invalid_grammar"
+        ) from error
+
+
 async def check_constraint(service: Service, body: Mapping[str, Any], constraint: Constraint) -> None:
-    """Compile a grammar, off the event loop, and refuse what cannot go with one.
+    """See that a grammar can be enforced, and refuse what cannot go with one.
 
     Raises:
         InvalidRequest: it cannot be enforced, or a parameter keeps the text from ending where the grammar does.
@@ -150,9 +164,4 @@ async def check_constraint(service: Service, body: Mapping[str, Any], constraint
                 param=field.name,
                 code="invalid_value",
             )
-    try:
-        await service.in_thread(source.check, constraint.grammar)
-    except source.GrammarError as error:
-        raise InvalidRequest(
-            f"'{constraint.param}' cannot be enforced: {error}.", param=constraint.param, code="invalid_grammar"
-        ) from error
+    await check_enforceable(service, constraint)

@@ -12,7 +12,7 @@ from aiohttp import web
 from backend.api.body import read_json
 from backend.api.completions import read_prompts
 from backend.api.errors import json_response
-from backend.api.fields import choice, read_fields, refuse_fields
+from backend.api.fields import choice, read_fields, refuse_fields, string
 from backend.api.generation import api_error
 from backend.api.service import Service
 from backend.engine.errors import EngineError
@@ -60,6 +60,7 @@ async def embeddings(request: web.Request, service: Service) -> web.StreamRespon
         (
             choice("encoding_format", ("float", "base64"), "float"),
             choice("pooling", ("mean", "last"), service.model.pooling),
+            string("user", max_length=1024),
         ),
     )
     inputs = await read_prompts(service, body.get("input"), "input", max_prompts=service.limits.max_prompts)

@@ -241,5 +241,5 @@ def refuse_fields(body: Mapping[str, Any], refused: Mapping[str, tuple[tuple[Any
     """
     for name, (harmless, why) in refused.items():
         value = body.get(name)
-        if value is not None and value not in harmless:
+        if value is not None and not any(type(value) is type(known) and value == known for known in harmless):
             raise InvalidRequest(f"'{name}' is not supported: {why}", param=name, code="unsupported_parameter")

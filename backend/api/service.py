@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -129,15 +129,18 @@ class Service:
         limits: Limits,
         metrics: Metrics,
         executor: Executor,
+        check_grammar: Callable[[str], Awaitable[None]],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
+        """Serve `engine`. `check_grammar` raises GrammarError for what cannot be enforced; it may take seconds."""
         self.engine = engine
         self.model = model
         self.limits = limits
         self.metrics = metrics
         self.clock = clock
         self.wall = wall
+        self.check_grammar = check_grammar
         self.sequences = 0
         self._executor = executor
 

@@ -14,7 +14,6 @@ from backend.api.constraints import require_grammar
 from backend.api.errors import InvalidRequest
 from backend.api.fields import boolean, type_name
 from backend.grammar import source
-from backend.grammar.schema_ends import endless_schema
 
 __all__ = [
     "HERMES",
@@ -24,6 +23,7 @@ __all__ = [
     "ToolParser",
     "Tools",
     "call_grammar",
+    "parameter_grammars",
     "read_tools",
     "tool_format_of",
 ]
@@ -113,26 +113,14 @@ def read_tools(body: Mapping[str, Any], tool_format: str | None) -> Tools | None
         raise _bad("tool_choice", f"must be 'auto', 'none', 'required' or a function, but it is {choice!r}.")
     if not tools and choice in ("auto", "required"):
         raise _bad("tool_choice", "is only allowed when 'tools' are given.")
+    parallel: bool = PARALLEL.read(body)
     if not tools or choice == "none":
         return None
     if tool_format is None:
         raise _bad("tools", "is not supported: this model's chat template knows no tools.", "unsupported_parameter")
     if forced:
         require_grammar("tool_choice")
-        _check_ends(tools, names)
-    return Tools(tools, names, tool_format, forced, PARALLEL.read(body))
-
-
-def _check_ends(tools: list[dict[str, Any]], names: frozenset[str]) -> None:
-    """Refuse parameters that no finite call can have."""
-    for i, tool in enumerate(tools):
-        function = tool["function"]
-        if function["name"] in names and (path := endless_schema(function.get("parameters") or {})) is not None:
-            raise _bad(
-                f"tools[{i}].function.parameters",
-                f"cannot be enforced: the schema at '{path}' has no end.",
-                "invalid_grammar",
-            )
+    return Tools(tools, names, tool_format, forced, parallel)
 
 
 def _named(choice: Mapping[str, Any], names: frozenset[str]) -> str:
@@ -142,6 +130,15 @@ def _named(choice: Mapping[str, Any], names: frozenset[str]) -> str:
     if choice.get("type") != "function" or name not in names:
         raise _bad("tool_choice", "must name a function of 'tools': {'type': 'function', 'function': {'name': ...}}.")
     return str(name)
+
+
+def parameter_grammars(tools: Tools) -> list[tuple[str, str]]:
+    """Return the grammar of each schema in `call_grammar`, with the path of the field that it comes from."""
+    return [
+        (source.from_json_schema(parameters), f"tools[{i}].function.parameters")
+        for i, function in enumerate(tool["function"] for tool in tools.declared)
+        if function["name"] in tools.names and (parameters := function.get("parameters"))
+    ]
 
 
 def call_grammar(tools: Tools) -> str:

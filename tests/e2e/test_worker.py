@@ -212,6 +212,7 @@ async def test_demanded_json_is_what_comes(client: openai.AsyncOpenAI) -> None:
     [
         {"guided_json": {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}},
         {"guided_grammar": 'start: "a" start'},
+        {"guided_grammar": "start: r0\n" + "".join(f'r{i}: "x" r{i + 1}\n' for i in range(9000)) + 'r9000: "z"'},
         {"guided_regex": r"a[^\s\S]"},
         {"guided_grammar": 'start: "a"{200000}'},
         {"guided_grammar": 'start: ("b" | ("b" "b"){0,9000}){5,9000}'},  # too much only after some tokens

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from backend.api.metrics import Metrics
 from backend.api.service import Limits, ServedModel, Service
+from backend.grammar import source
 from backend.server import Phase, WorkerState, build_app
 from tests.backend.api.fakes import VOCAB, ByteTokenizer, FakeEngine
 
@@ -31,6 +32,11 @@ class Worker:
     async def post(self, path: str, **body: Any) -> tuple[int, Any]:
         async with self.client.post(path, json=body) as response:
             return response.status, await response.json()
+
+
+async def check_grammar(grammar: str) -> None:
+    """What GrammarChecker does, without its process."""
+    source.check(grammar)
 
 
 StartWorker = Callable[..., Awaitable[Worker]]
@@ -68,6 +74,7 @@ async def start_worker() -> AsyncIterator[StartWorker]:
             limits=limits or Limits(max_n=8, max_prompts=8, max_sequences=16),
             metrics=Metrics("fake", block_size=16, num_blocks=10),
             executor=executor,
+            check_grammar=check_grammar,
             clock=lambda: next(ticks) / 100,
             wall=lambda: 1_700_000_001.5,
         )

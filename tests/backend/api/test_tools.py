@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from backend.api.errors import InvalidRequest
 from backend.api.tools import HERMES, LLAMA, ToolParser, Tools, call_grammar, read_tools, tool_format_of
 from backend.grammar import source
+from tests.backend.api.conftest import StartWorker
 
 ONE = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
 TWO = '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>'
@@ -138,16 +139,25 @@ def test_forced_call_follows_the_definitions_within_each_functions_own_parameter
         source.check(call_grammar(found))
 
 
-def test_forced_call_whose_parameters_have_no_end_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("choice", "refused"),
+    [("required", True), ({"type": "function", "function": {"name": "g"}}, True),
+     ({"type": "function", "function": {"name": "f"}}, False), ("auto", False)],
+)  # fmt: skip
+async def test_forced_call_with_parameters_that_cannot_be_enforced_names_them(
+    start_worker: StartWorker, choice: Any, refused: bool
+) -> None:
     pytest.importorskip("llguidance")
+    worker = await start_worker(tool_format="hermes")
     tools = declared("f", "g")
-    tools[1]["function"]["parameters"] = {"type": "array", "items": {"$ref": "#"}, "minItems": 1}
-    for choice in ("required", {"type": "function", "function": {"name": "g"}}):
-        with pytest.raises(InvalidRequest, match="has no end") as refused:
-            read_tools({"tools": tools, "tool_choice": choice}, HERMES)
-        assert refused.value.param == "tools[1].function.parameters"
-    read_tools({"tools": tools, "tool_choice": {"type": "function", "function": {"name": "f"}}}, HERMES)
-    read_tools({"tools": tools}, HERMES)
+    messages = [{"role": "user", "content": "hello"}]
+    for schema, text in (({"$ref": "#"}, "has no end"), ({"type": "objekt"}, "Invalid type")):
+        tools[1]["function"]["parameters"] = schema
+        status, answer = await worker.post("/v1/chat/completions", messages=messages, tools=tools, tool_choice=choice)
+        assert status == (400 if refused else 200)
+        if refused:
+            assert answer["error"]["param"] == "tools[1].function.parameters"
+            assert text in answer["error"]["message"]
 
 
 CUT = [

@@ -89,6 +89,8 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"response_format": {"type": "xml"}}, "response_format", "'json_object'"),
     ({"response_format": "text"}, "response_format", "an object"),
     ({"best_of": 4}, "best_of", "not supported"),
+    ({"best_of": True}, "best_of", "not supported"),
+    ({"user": 5}, "user", "a string, not number"),
 ]
 
 CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
@@ -121,6 +123,7 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"tool_choice": "maybe"}, "tool_choice", "'required' or a function"),
     ({"tool_choice": {"type": "function", "function": {"name": "f"}}}, "tool_choice", "must name a function"),
     ({"tool_choice": "auto"}, "tool_choice", "'tools'"),
+    ({"parallel_tool_calls": "no"}, "parallel_tool_calls", "a boolean, not string"),
 ]
 
 TEXT_ONLY: list[tuple[dict[str, Any], str, str]] = [
@@ -149,6 +152,7 @@ EMBED_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"encoding_format": "hex"}, "encoding_format", "'float', 'base64'"),
     ({"dimensions": 64}, "dimensions", "not supported"),
     ({"pooling": "max"}, "pooling", "'mean', 'last'"),
+    ({"user": ["x"]}, "user", "a string, not array"),
 ]
 
 CASES = [

@@ -70,7 +70,8 @@ def test_a_greedy_row_between_random_ones_takes_the_argmax_even_of_a_near_tie() 
     logits = row({4: 1.0, 9: 1.0 - 1e-6})
     batch = logits.expand(3, -1)
     for seed in range(50):
-        mixed = tokens(batch, state(SamplingParams(), seed=seed), state(GREEDY), state(SamplingParams(), seed=seed))
+        hot = state(SamplingParams(), seed=seed)
+        mixed = tokens(batch, hot, state(GREEDY, seed=seed), hot)
         assert mixed[1] == 4
 
 
