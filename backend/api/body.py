@@ -24,7 +24,8 @@ async def read_json(request: web.Request) -> dict[str, Any]:
 
     Raises:
         BodyTooLarge: longer than the application's client_max_size.
-        InvalidRequest: late, or not a JSON object.
+        InvalidRequest: late, packed wrongly, or not a JSON object.
+        web.RequestPayloadError: the client is gone.
     """
     limit = request.client_max_size
     if request.content_length is not None and request.content_length > limit:
@@ -38,6 +39,10 @@ async def read_json(request: web.Request) -> dict[str, Any]:
         raise InvalidRequest(
             f"The body did not arrive within {BODY_TIMEOUT_S:g} seconds.", code="body_timeout"
         ) from None
+    except web.RequestPayloadError as error:
+        if request.transport is None or request.transport.is_closing():
+            raise
+        raise InvalidRequest(f"The body cannot be read: {error}.", code="invalid_body") from None
     return parse_body(raw)
 
 

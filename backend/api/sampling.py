@@ -33,7 +33,7 @@ SAMPLING: Final[tuple[Field, ...]] = (
     number("top_p", 0, 1, low_open=True),
     integer("top_k", -1, None),
     number("min_p", 0, 1),
-    number("repetition_penalty", 0, 10, low_open=True),
+    number("repetition_penalty", 0.01, 10),
     number("presence_penalty", -2, 2, 0.0),
     number("frequency_penalty", -2, 2, 0.0),
     integer("seed", -SEED_BOUND, SEED_BOUND - 1),

@@ -32,7 +32,8 @@ BOTH: list[tuple[dict[str, Any], str, str]] = [
     ({"top_p": 0}, "top_p", "above 0 and at most 1"),
     ({"top_k": -2}, "top_k", "at least -1"),
     ({"min_p": 1.1}, "min_p", "between 0 and 1"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "above 0 and at most 10"),
+    ({"repetition_penalty": 0}, "repetition_penalty", "between 0.01 and 10"),
+    ({"repetition_penalty": 1e-300}, "repetition_penalty", "between 0.01 and 10"),
     ({"presence_penalty": 3}, "presence_penalty", "between -2 and 2"),
     ({"frequency_penalty": -2.1}, "frequency_penalty", "between -2 and 2"),
     ({"seed": 2**63}, "seed", "between -9223372036854775808 and 9223372036854775807"),
@@ -238,6 +239,13 @@ async def test_small_body_that_unpacks_too_large_is_413(start_worker: StartWorke
     async with worker.client.post(CHAT, data=packed, headers={"Content-Encoding": "gzip"}) as response:
         answer = await response.json()
     assert (response.status, answer["error"]["code"]) == (413, "body_too_large")
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT, EMBED, "/tokenize", "/detokenize"])
+async def test_body_that_is_not_packed_as_it_says_is_refused(worker: Worker, path: str) -> None:
+    async with worker.client.post(path, data=b"{}", headers={"Content-Encoding": "gzip"}) as response:
+        answer = await response.json()
+    assert (response.status, answer["error"]["code"]) == (400, "invalid_body")
 
 
 async def test_packed_body_is_read(worker: Worker) -> None:

@@ -56,6 +56,7 @@ def test_vllm_16832_everything_a_request_has_survives_recompute_preemption(at: i
     assert results["a", 1] == undisturbed["a", 1]
     assert results.usage["a"].completion_tokens == undisturbed.usage["a"].completion_tokens
     assert results.usage["a"].cached_tokens == 0, "what is found again after a preemption was not saved"
+    assert core.stats().prompt_tokens == 5, "a prompt counts once, however often it is computed"
 
 
 @pytest.mark.parametrize("offset", [0, 1])
