@@ -37,6 +37,8 @@ class Frozen:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.captured = 0
         self.replayed = 0
+        self.last: dict[str, tuple[torch.Tensor, ...]] = {}
+        """What each kernel was given last."""
         self._calls: list[list[object]] = []
         for name, buffers in self.BUFFERS.items():
             monkeypatch.setattr(triton_launch, name, self._watched(getattr(triton_launch, name), buffers))
@@ -64,6 +66,7 @@ class Frozen:
                 for place, arg in enumerate(args)
             ]
             self._calls.append([kernel.__name__, tensors, scalars])
+            self.last[kernel.__name__] = args
             kernel(*args, **scalars)
 
         return watched
@@ -79,16 +82,20 @@ def test_static_decodes_are_right_while_batches_grow_and_shrink(
     loaded = load_model(tmp_path, dtype="float32")
     runner = ModelRunner(loaded, num_blocks=40, block_size=4, attention=TritonAttention, capture=frozen)
     loop = MiniLoop(runner)
-    rows = [Sequence([(7 * row + 3 * index) % VOCAB for index in range(9 + 4 * row)]) for row in range(3)]
+    rows = [Sequence([(7 * row + 3 * index) % VOCAB for index in range(9 + 4 * row)]) for row in range(4)]
     wants = [reference_logits(reference, row.ids) for row in rows]
-    loop.step([(row, len(row.ids) - 4) for row in rows])  # a prefill, run eagerly
+    loop.step([(row, len(row.ids) - 6) for row in rows])  # a prefill, run eagerly
     assert not frozen.captured
-    for chosen in ((0, 1, 2), (1,), (2, 0), (0, 1, 2), (2,)):
+    # From four rows to three within one bucket, and then on with the row that became padding.
+    for chosen in ((0, 1, 2, 3), (0, 1, 2), (3, 1), (1,), (3, 2, 0), (0, 1, 2, 3)):
         work = [(rows[index], 1) for index in chosen]
         got = loop.step(work)
         want = torch.stack([wants[index][rows[index].computed - 1] for index in chosen])
         torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
-    assert (frozen.captured, frozen.replayed) == (3, 5)  # buckets of 1, 2 and 4
+        slots, lengths = frozen.last["store"][4], frozen.last["decode"][5]
+        assert (slots[len(chosen) :] == -1).all(), "padding writes nothing"
+        assert (lengths[len(chosen) :] == 0).all(), "padding reads nothing"
+    assert (frozen.captured, frozen.replayed) == (3, 6)  # buckets of 1, 2 and 4
 
 
 def test_warming_up_captures_every_bucket_a_batch_can_fall_into(tmp_path: Path) -> None:
