@@ -6,8 +6,9 @@ keeps half of what it keeps with it.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from controller.batch_model import BatchModel
 from controller.concurrency_model import ConcurrencyModel
 from controller.load import Load
 from controller.slo import SLO
@@ -15,18 +16,6 @@ from controller.verdict import Verdict
 from policies.base import Job
 
 __all__ = ["Admission", "Forecast", "backlog_s", "forecast_gate", "forecast_merge"]
-
-
-class CallTimes(Protocol):
-    """What admission asks a model of whole batches."""
-
-    def quantile_s(self, size: int, /) -> float:
-        """Return a service time that most calls of `size` stay within, in seconds."""
-        ...
-
-    def remaining_s(self, size: int, elapsed_s: float, /) -> float:
-        """Return how long a running call of `size` will still take, in seconds."""
-        ...
 
 
 _IDLE = Verdict(True, "idle", None, 0.0)
@@ -46,7 +35,7 @@ class Forecast(NamedTuple):
     """Until its last byte."""
 
 
-def backlog_s(model: CallTimes, now: float, load: Load, servers: int = 1) -> float:
+def backlog_s(model: BatchModel, now: float, load: Load, servers: int = 1) -> float:
     """Return how long the calls in flight keep the `servers` upstreams busy, seconds.
 
     The oldest call of each has run since its dispatch; the ones behind it have not started.
@@ -60,7 +49,7 @@ def backlog_s(model: CallTimes, now: float, load: Load, servers: int = 1) -> flo
     return total / servers
 
 
-def forecast_merge(model: CallTimes, cap: int, now: float, load: Load, servers: int = 1) -> Forecast:
+def forecast_merge(model: BatchModel, cap: int, now: float, load: Load, servers: int = 1) -> Forecast:
     """Predict for an upstream that takes whole batches: what runs, the full batches ahead, and its own.
 
     Its own batch is taken at the size it would have now, not at the cap: an estimate at the cap would refuse

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from controller.admission import Admission, Forecast, forecast_merge
+from controller.batch_model import BatchModel
 from controller.load import Load
-from controller.service_model import ServiceModel
 from controller.slo import SLO
 from controller.verdict import Choice
 from tests.controller.build import controller, job, observation
@@ -62,9 +62,9 @@ def test_a_probe_goes_through_when_everything_has_been_refused_for_a_while() -> 
 
 
 def test_the_forecast_is_made_at_the_size_the_newcomer_would_meet_not_at_the_cap() -> None:
-    model = ServiceModel()
+    model = BatchModel()
     for size in (1, 2, 4, 8, 16, 32) * 10:
-        model.observe(size, 0.5 + 0.1 * size)
+        model.observe(size, 0.5 + 0.1 * size, 0.0, [])
     idle_but_one = forecast_merge(model, 32, 100.0, Load(inflight=1, inflight_calls=1, running=(99.9,)))
     assert idle_but_one.done_s < model.quantile_s(32)
     behind_a_batch = forecast_merge(model, 8, 100.0, Load(queued=8, inflight=1, inflight_calls=1, running=(99.9,)))
