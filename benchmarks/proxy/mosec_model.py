@@ -26,7 +26,9 @@ class Echo(Worker):
             time.sleep(SLEEP_S)
         if time.monotonic() - self.written > 0.1:  # seldom: the file is not what is measured
             self.written = time.monotonic()
-            TALLY.write_text(json.dumps([self.batches, self.items]))
+            new = TALLY.with_suffix(".new")
+            new.write_text(json.dumps([self.batches, self.items]))
+            new.replace(TALLY)  # whole, whenever it is read
         return [{"output": item["input"]} for item in data]
 
 
