@@ -6,7 +6,7 @@ keeps half of what it keeps with it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from controller.batch_model import BatchModel
 from controller.concurrency_model import ConcurrencyModel
@@ -24,8 +24,9 @@ _NO_MODEL = Verdict(True, "no_model", None, 0.0)
 _NEVER_LATE = float("-inf")
 
 
-class Forecast(NamedTuple):
-    """What lies before a newcomer, in seconds from now."""
+@dataclass(slots=True, init=False)
+class Forecast:
+    """What lies before a newcomer, in seconds from now. Nobody changes one."""
 
     wait_s: float
     """Until it is dispatched, or for a merged call until the upstream takes it up."""
@@ -33,6 +34,11 @@ class Forecast(NamedTuple):
     """Until its first token."""
     done_s: float
     """Until its last byte."""
+
+    def __init__(self, wait_s: float, first_s: float, done_s: float) -> None:
+        self.wait_s = wait_s
+        self.first_s = first_s
+        self.done_s = done_s
 
 
 def backlog_s(model: BatchModel, now: float, load: Load, servers: int = 1) -> float:

@@ -142,7 +142,7 @@ class GateUpstream:
             taken += 1
             expected = self.model.first.dispatched(job.prompt_tokens, now)
             self._sent[now] = (total if load.inflight_tokens else 0.0, expected)
-        return choice if taken == choice.take else choice._replace(take=taken)
+        return choice if taken == choice.take else Choice(taken, choice.shed, choice.passed)
 
     def _by_order(
         self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, shed: bool

@@ -4,34 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from controller.observation import Observation, Result
 from controller.sketch import Sketch, SlidingSketch
 from controller.slo import SLO
 from controller.stats import proportion_interval, proves_above, proves_below, quantile_ranks
 
-__all__ = ["METRICS", "QUANTILES", "LatencyWindow", "attainment", "describe"]
+__all__ = ["METRICS", "QUANTILES", "LatencyWindow", "attainment", "describe", "violations"]
 
 METRICS = ("ttft", "tpot", "e2e", "queue", "service")
 QUANTILES = (0.5, 0.95, 0.99)
-_MEASURED_TOGETHER = 128
-"""Taken together, latencies cost half of what they cost one by one."""
+_OK: Final = Result.OK
+_TIMEOUT: Final = Result.TIMEOUT
 
 
-def _known(values: Iterable[float | None]) -> list[float]:
-    return [0.0 if value < 0.0 else value for value in values if value is not None]
-
-
-_MEASURES: Mapping[str, Callable[[Sequence[Observation]], list[float]]] = {
-    "ttft": lambda served: _known([obs.ttft_s for obs in served if obs.streamed]),
-    "tpot": lambda served: _known([obs.tpot_s for obs in served if obs.streamed]),
-    "e2e": lambda served: _known([obs.done - obs.arrival for obs in served]),
-    "queue": lambda served: _known([obs.dispatched - obs.arrival for obs in served if obs.dispatched is not None]),
-    "service": lambda served: _known([obs.done - obs.dispatched for obs in served if obs.dispatched is not None]),
-}
-"""How each latency of served requests is read off, never below 0."""
+def violations(slo: SLO, obs: Observation) -> tuple[str, ...]:
+    """Name the targets `obs` missed. A timeout misses all; a request that was not served misses none."""
+    if obs.result is _TIMEOUT:
+        return tuple([name for name, _ in slo.targets()])
+    if obs.result is not _OK:
+        return ()
+    # Target by target, in the order of LATENCIES: this runs once a request, and most promise only one or two.
+    missed: tuple[str, ...] = ()
+    if obs.streamed:
+        if (target := slo.ttft_s) is not None and (ttft := obs.ttft_s) is not None and ttft > target:
+            missed = ("ttft",)
+        if (target := slo.tpot_s) is not None and (tpot := obs.tpot_s) is not None and tpot > target:
+            missed += ("tpot",)
+    if (target := slo.e2e_s) is not None and obs.done - obs.arrival > target:
+        missed += ("e2e",)
+    if (target := slo.queue_s) is not None and obs.queue_s > target:
+        missed += ("queue",)
+    return missed
 
 
 class LatencyWindow:
@@ -48,56 +53,49 @@ class LatencyWindow:
         self._sketches = {name: SlidingSketch(window_s, slices) for name in METRICS}
         self._counts: dict[int, Counter[str]] = {}
         self._open: int | None = None
-        self._unmeasured: list[Observation] = []
 
     def add(self, obs: Observation, slo: SLO) -> tuple[str, ...]:
         """Count one finished request; returns the targets it missed."""
-        result = obs.result
-        index = int(obs.done // self._slice_s)
+        result, done = obs.result, obs.done
+        index = int(done // self._slice_s)
         if index != self._open:
             self._turn_to(index)
         counts = self._in_open
-        missed = slo.violated_by(obs)
-        if result is Result.OK:
+        missed = violations(slo, obs)
+        if result is _OK:
             counts["ok"] += 1
         else:
             counts[result.value] += 1
-            if result is not Result.TIMEOUT:
+            if result is not _TIMEOUT:
                 return missed
         if missed:
             counts["late"] += 1
             for name in missed:
                 counts["late:" + name] += 1
+        arrival = obs.arrival
+        self._e2e.add(_since(arrival, done))
+        if (dispatched := obs.dispatched) is not None:
+            self._queue.add(_since(arrival, dispatched))
+            self._service.add(_since(dispatched, done))
         if obs.streamed:
-            if obs.first_byte is not None:
+            if (first_byte := obs.first_byte) is not None:
                 counts["n:ttft"] += 1
-            if obs.tpot_s is not None:
+                self._ttft.add(_since(arrival, first_byte))
+            if (tpot := obs.tpot_s) is not None:
                 counts["n:tpot"] += 1
-        unmeasured = self._unmeasured
-        unmeasured.append(obs)
-        if len(unmeasured) >= _MEASURED_TOGETHER:
-            self._measure()
+                self._tpot.add(max(0.0, tpot))
         return missed
-
-    def _measure(self) -> None:
-        """Put the latencies of the open slice's newest requests into its sketches."""
-        index, served = self._open, self._unmeasured
-        if not served or index is None:
-            return
-        self._unmeasured = []
-        for name in METRICS:
-            values = _MEASURES[name](served)
-            if values:
-                self._sketches[name].at(index).extend(values)
 
     def _turn_to(self, index: int) -> None:
         """Keep at hand what requests that end in slice `index` are counted in."""
-        self._measure()
         counts = self._counts.get(index)
         if counts is None:
             self._expire(index)
             counts = self._counts[index] = Counter()
         self._open, self._in_open = index, counts
+        self._ttft, self._tpot, self._e2e, self._queue, self._service = [
+            self._sketches[name].at(index) for name in METRICS
+        ]
 
     def counts(self, now: float) -> Counter[str]:
         """Return the counts of the window: results by name, `late`, `late:<target>`, `n:<streamed latency>`."""
@@ -109,7 +107,6 @@ class LatencyWindow:
 
     def sketch(self, metric: str, now: float) -> Sketch:
         """Return the merged sketch of one of METRICS."""
-        self._measure()
         return self._sketches[metric].merged(now)
 
     def quantiles(self, now: float) -> dict[str, Any]:
@@ -120,8 +117,12 @@ class LatencyWindow:
         for old in [key for key in self._counts if key <= index - self._slices]:
             del self._counts[old]
             if old == self._open:
-                self._measure()
                 self._open = None
+
+
+def _since(begin: float, end: float) -> float:
+    """Return the seconds between two moments, never below 0."""
+    return end - begin if end > begin else 0.0
 
 
 def describe(sketch: Sketch) -> dict[str, Any]:

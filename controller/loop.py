@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -42,6 +42,8 @@ _KEPT = 4096
 _ACTIVE_S = 60.0
 _NO_LIMITS = "No latency is promised that a batch size could break, so the law holds."
 _UNLIMITED = Verdict(True, "no_admission", None, 0.0)
+_OK: Final = Result.OK
+_TIMEOUT: Final = Result.TIMEOUT
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -110,7 +112,9 @@ class PoolController(SteeredPool):
         """Take in one finished request."""
         klass = obs.klass
         missed = self._window.add(obs, self._promises.of(klass))
-        if obs.result is Result.OK or obs.result is Result.TIMEOUT:
+        result = obs.result
+        admitted = result is _OK or result is _TIMEOUT
+        if admitted:
             self._account(klass, obs, bool(missed))
         self._kept.append(obs)
         sample = Sample.of(obs)
@@ -120,9 +124,9 @@ class PoolController(SteeredPool):
         if self._shadow is not None:
             self._shadow.observe(sample)
         self._samples.add(sample, obs.generation)
-        if self._experiment is not None and obs.result is not Result.CANCELLED:
+        if self._experiment is not None and result is not Result.CANCELLED:
             self._experiment.observe(sample.dispatched, bool(missed))
-        if obs.result is Result.OK or obs.result is Result.TIMEOUT:
+        if admitted:
             self._upstream.observe(obs, missed)
 
     def token(self, gap_s: float) -> None:

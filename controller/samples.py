@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Final
 
 from controller.observation import Observation, Result
 
 __all__ = ["GenerationSamples", "Sample"]
 
-_SAYS_NOTHING = (Result.FAILED, Result.REFUSED, Result.SHED)
+_FAILED: Final = Result.FAILED
+_REFUSED: Final = Result.REFUSED
+_SHED: Final = Result.SHED
+_CANCELLED: Final = Result.CANCELLED
+_TIMEOUT: Final = Result.TIMEOUT
 
 
-class Sample(NamedTuple):
-    """One request that reached the upstream, in the terms of the slow loop. Times in seconds."""
+@dataclass(slots=True, init=False)
+class Sample:
+    """One request that reached the upstream, in the terms of the slow loop. Times in seconds; nobody changes one."""
 
     done: float
     dispatched: float
@@ -29,38 +35,37 @@ class Sample(NamedTuple):
     served: bool
     """False when the caller left before the end, so that the latencies are lower bounds."""
     timeout: bool
-    tokens: int = 0
+    tokens: int
     """Output tokens; 0 when unknown."""
-    klass: str = "default"
+    klass: str
+
+    def __init__(self, obs: Observation, dispatched: float) -> None:
+        """Reduce an observation of a request that was sent at `dispatched`."""
+        arrival, done, result = obs.arrival, obs.done, obs.result
+        self.done = done
+        self.dispatched = dispatched
+        self.batch = obs.batch
+        self.queue = dispatched - arrival
+        self.service = done - dispatched
+        self.e2e = done - arrival
+        if obs.streamed and (first_byte := obs.first_byte) is not None:
+            self.first = first_byte - dispatched
+            self.ttft = first_byte - arrival
+            self.tpot = obs.tpot_s
+        else:
+            self.first = self.ttft = self.tpot = None
+        self.served = result is not _CANCELLED
+        self.timeout = result is _TIMEOUT
+        self.tokens = obs.output_tokens
+        self.klass = obs.klass
 
     @classmethod
     def of(cls, obs: Observation) -> Sample | None:
         """Reduce an observation; None when it says nothing about the upstream's latency."""
-        arrival, dispatched, done, result = obs.arrival, obs.dispatched, obs.done, obs.result
-        if dispatched is None or result in _SAYS_NOTHING:
+        dispatched, result = obs.dispatched, obs.result
+        if dispatched is None or result is _FAILED or result is _REFUSED or result is _SHED:
             return None
-        first = tpot = ttft = None
-        if obs.streamed and obs.first_byte is not None:
-            first, ttft, tpot = obs.first_byte - dispatched, obs.first_byte - arrival, obs.tpot_s
-        # Past the constructor, which would only call this: it is made once a request.
-        return tuple.__new__(
-            cls,
-            (
-                done,
-                dispatched,
-                obs.batch,
-                dispatched - arrival,
-                done - dispatched,
-                done - arrival,
-                first,
-                tpot,
-                ttft,
-                result is not Result.CANCELLED,
-                result is Result.TIMEOUT,
-                obs.output_tokens,
-                obs.klass,
-            ),
-        )
+        return cls(obs, dispatched)
 
 
 class GenerationSamples:

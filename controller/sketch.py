@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Sequence
-from itertools import repeat
 from math import ceil, log
-from operator import truediv
 
 __all__ = ["Sketch", "SlidingSketch"]
 
@@ -55,22 +51,6 @@ class Sketch:
         else:
             buckets[index] = times
 
-    def extend(self, values: Sequence[float]) -> None:
-        """Count many values: what `add` does for each, without a step of the interpreter for each."""
-        if not values:
-            return
-        self.count += len(values)
-        self.total = sum(values, self.total)
-        self.minimum = min(self.minimum, min(values))
-        self.maximum = max(self.maximum, max(values))
-        if self.minimum < _SMALLEST:
-            large = [value for value in values if value >= _SMALLEST]
-            self._low += len(values) - len(large)
-            values = large
-        buckets = self._buckets
-        for index, times in Counter(map(ceil, map(truediv, map(log, values), repeat(self._log_gamma)))).items():
-            buckets[index] = buckets.get(index, 0) + times
-
     def merge(self, other: Sketch) -> None:
         """Add the counts of `other`. Raises ValueError when the two have different errors."""
         if other.alpha != self.alpha:
@@ -117,10 +97,10 @@ class SlidingSketch:
     """The last `window_s` seconds of a stream: a ring of sub-sketches, merged when asked.
 
     The oldest slice leaves as a whole, so between `window_s * (slices - 1) / slices` and `window_s` seconds are
-    covered. The slices before the newest change only when it turns, so they are merged once and not with each look.
+    covered. Only the slice that was asked for last changes, so the others are merged once and not with each look.
     """
 
-    __slots__ = ("_alpha", "_newest", "_settled", "_sketches", "_slice_s", "_slices")
+    __slots__ = ("_alpha", "_open", "_settled", "_sketches", "_slice_s", "_slices")
 
     def __init__(self, window_s: float = 60.0, slices: int = 10, alpha: float = 0.01) -> None:
         if not window_s > 0.0 or slices < 1:
@@ -129,24 +109,26 @@ class SlidingSketch:
         self._slices = slices
         self._slice_s = window_s / slices
         self._sketches: dict[int, Sketch] = {}
-        self._newest: int | None = None
+        self._open: int | None = None
+        """The slice that was asked for last: whoever did may go on adding to it."""
         self._settled: Sketch | None = None
-        """All slices but `_newest`, merged; None when they have to be merged anew."""
+        """All slices but `_open`, merged; None when they have to be merged anew."""
 
     def add(self, value: float, now: float) -> None:
         """Count `value`, which was measured at `now`."""
         self.at(int(now // self._slice_s)).add(value)
 
     def at(self, index: int) -> Sketch:
-        """Return the sub-sketch of slice `index`, which begins `index` slices after the clock's zero."""
+        """Return the sub-sketch of slice `index`, which begins `index` slices after the clock's zero.
+
+        Add to it only until the next call.
+        """
         sketch = self._sketches.get(index)
         if sketch is None:
             self._expire(index)
             sketch = self._sketches[index] = Sketch(self._alpha)
-            self._newest = max(self._sketches)
-            self._settled = None
-        elif index != self._newest:
-            self._settled = None  # whoever asked for an old slice adds to it
+        if index != self._open:
+            self._open, self._settled = index, None
         return sketch
 
     def merged(self, now: float) -> Sketch:
@@ -155,10 +137,10 @@ class SlidingSketch:
         if self._settled is None:
             self._settled = Sketch(self._alpha)
             for index, sketch in self._sketches.items():
-                if index != self._newest:
+                if index != self._open:
                     self._settled.merge(sketch)
         merged = self._settled.copy()
-        newest = None if self._newest is None else self._sketches.get(self._newest)
+        newest = None if self._open is None else self._sketches.get(self._open)
         if newest is not None:
             merged.merge(newest)
         return merged

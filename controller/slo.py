@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from controller.observation import Observation, Result
-
 __all__ = ["LATENCIES", "SLO"]
 
 LATENCIES = ("ttft", "tpot", "e2e", "queue")
@@ -37,27 +35,3 @@ class SLO:
             target: float | None = getattr(self, f"{name}_s")
             if target is not None:
                 yield name, target
-
-    @property
-    def deadline_s(self) -> float | None:
-        """Seconds after arrival by which an answer must be complete; None when e2e is not promised."""
-        return self.e2e_s
-
-    def violated_by(self, obs: Observation) -> tuple[str, ...]:
-        """Name the targets `obs` missed. A timeout misses all; a request that was not served misses none."""
-        if obs.result is Result.TIMEOUT:
-            return tuple(name for name, _ in self.targets())
-        if obs.result is not Result.OK:
-            return ()
-        # Target by target, in the order of LATENCIES: this runs once a request, and most promise only one or two.
-        missed: tuple[str, ...] = ()
-        if obs.streamed:
-            if self.ttft_s is not None and (ttft := obs.ttft_s) is not None and ttft > self.ttft_s:
-                missed = ("ttft",)
-            if self.tpot_s is not None and (tpot := obs.tpot_s) is not None and tpot > self.tpot_s:
-                missed += ("tpot",)
-        if self.e2e_s is not None and obs.done - obs.arrival > self.e2e_s:
-            missed += ("e2e",)
-        if self.queue_s is not None and obs.queue_s > self.queue_s:
-            missed += ("queue",)
-        return missed

@@ -66,7 +66,7 @@ class FastController(JournaledController):
     def admit(self, job: Job, now: float, load: Load) -> Verdict:
         """Say whether `job` may queue."""
         verdict = super().admit(_slow_job(job), now * SPEED, _slow_load(load))
-        return verdict._replace(retry_after_s=verdict.retry_after_s / SPEED)
+        return Verdict(verdict.admitted, verdict.reason, verdict.predicted_s, verdict.retry_after_s / SPEED)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
         """Say whom to send now."""

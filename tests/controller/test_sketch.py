@@ -39,23 +39,6 @@ def test_merging_equals_adding_everything_to_one(left: list[float], right: list[
     assert (one.count, one.minimum, one.maximum) == (both.count, both.minimum, both.maximum)
 
 
-@settings(max_examples=50, deadline=None)
-@given(values=st.lists(st.floats(0.0, 1e4), max_size=100))
-def test_counting_many_at_once_equals_counting_one_by_one(values: list[float]) -> None:
-    one_by_one, at_once = Sketch(), Sketch()
-    for value in values:
-        one_by_one.add(value)
-    at_once.extend(values)
-    ranks = tuple(range(1, len(values) + 1))
-    assert (at_once.count, at_once.minimum, at_once.maximum) == (
-        one_by_one.count,
-        one_by_one.minimum,
-        one_by_one.maximum,
-    )
-    assert at_once.total == pytest.approx(one_by_one.total)
-    assert not values or at_once.at_ranks(ranks) == one_by_one.at_ranks(ranks)
-
-
 def test_sketches_of_different_error_do_not_merge() -> None:
     with pytest.raises(ValueError, match="relative error"):
         Sketch(0.01).merge(Sketch(0.02))
@@ -82,6 +65,16 @@ def test_memory_stays_bounded_under_any_load() -> None:
         window.add(0.001 * (1 + step % 4000), now=step * 0.1)
     assert len(window._sketches) <= 5
     assert all(len(sketch._buckets) < 600 for sketch in window._sketches.values())
+
+
+def test_whoever_holds_the_slice_asked_for_last_may_add_to_it_after_a_look() -> None:
+    window = SlidingSketch(window_s=10.0, slices=5)
+    window.add(1.0, now=9.0)
+    for index in (4, 2):
+        held = window.at(index)
+        before = window.merged(9.5).count
+        held.add(2.0)
+        assert window.merged(9.5).count == before + 1
 
 
 @given(st.lists(st.tuples(st.floats(0.0, 25.0), st.floats(0.001, 50.0), st.booleans()), max_size=60))
