@@ -251,10 +251,8 @@ class Answering:
             lines = b"%bX-Request-Id: %b\r\n" % (lines, ticket.id.encode("ascii"))
         if ticket.job is not None and ticket.dispatched is not None:
             # Tenths by whole numbers: printing floats costs more than the rest of the head.
-            lines = b"%bX-Trimtab-Queue-Ms: %d.%d\r\n" % (
-                lines,
-                *divmod(int(10_000.0 * (ticket.dispatched - ticket.arrival) + 0.5), 10),
-            )
+            tenths = int(10_000.0 * (ticket.dispatched - ticket.arrival) + 0.5)
+            lines = b"%bX-Trimtab-Queue-Ms: %d.%d\r\n" % (lines, tenths // 10, tenths % 10)
         head = head_bytes(status, reason, lines, length=length, chunked=chunked, close=self.close)
         self.started = True
         ticket.code = status

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from itertools import count
 from os import urandom
 from time import monotonic
 
@@ -29,8 +28,8 @@ class Handler:
         self, table: RouteTable, *, limits: Limits, lifecycle: Lifecycle, trust_headers: bool = True
     ) -> None:
         self.service = Service(table, limits=limits, lifecycle=lifecycle, trust_headers=trust_headers)
-        self._serial = count()
-        self._prefix = urandom(4).hex()
+        self._serial = 0
+        self._prefix = urandom(4).hex() + "-"
 
     @property
     def table(self) -> RouteTable:
@@ -49,4 +48,6 @@ class Handler:
         given = fields.get(b"x-request-id")
         if given is not None and len(given) <= 128 and given and _ID_CHARACTERS.issuperset(given):
             return given.decode("ascii")
-        return f"{self._prefix}-{next(self._serial):x}"
+        serial = self._serial
+        self._serial = serial + 1
+        return self._prefix + hex(serial)[2:]

@@ -25,7 +25,8 @@ class MergeMismatch(Exception):
     """An answer to a merged call does not map one to one onto its items. Never guess: send singly."""
 
 
-class Head(NamedTuple):
+@dataclass(slots=True, init=False)
+class Head:
     """The request line and headers as they came in."""
 
     method: str
@@ -35,6 +36,12 @@ class Head(NamedTuple):
     """Raw path and query, exactly as the client sent them."""
     headers: Sequence[tuple[bytes, bytes]]
     """In order, duplicates kept, names as sent."""
+
+    def __init__(self, method: str, path: str, target: str, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.method = method
+        self.path = path
+        self.target = target
+        self.headers = headers
 
     def get(self, name: bytes) -> str | None:
         """Return the first header called `name` (lower case), decoded as latin-1."""
@@ -135,12 +142,20 @@ class Reply:
         self.headers = headers
 
 
-class Usage(NamedTuple):
+@dataclass(slots=True, init=False)
+class Usage:
     """Token counts read from an answer; None where the answer does not say."""
 
-    prompt_tokens: int | None = None
-    output_tokens: int | None = None
-    finish_reason: str | None = None
+    prompt_tokens: int | None
+    output_tokens: int | None
+    finish_reason: str | None
+
+    def __init__(
+        self, prompt_tokens: int | None = None, output_tokens: int | None = None, finish_reason: str | None = None
+    ) -> None:
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.finish_reason = finish_reason
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

@@ -135,7 +135,7 @@ class OllamaTap(LineTap):
         output = reported.output_tokens
         if output is None and self.tokens_seen:
             output = self.tokens_seen
-        return reported._replace(output_tokens=output)
+        return Usage(reported.prompt_tokens, output, reported.finish_reason)
 
     def _final(self) -> bytes:
         """Return the last line, which may lack its newline."""

@@ -106,7 +106,7 @@ class GenerateTap(SseTap):
         output = reported.output_tokens
         if output is None and self.tokens_seen:
             output = self.tokens_seen
-        return reported._replace(output_tokens=output)
+        return Usage(reported.prompt_tokens, output, reported.finish_reason)
 
 
 def huggingface_error(status: int, message: str, param: str | None) -> bytes:
