@@ -5,6 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Protocol
 
+from mypy_extensions import mypyc_attr
+
 from controller.observation import Observation
 
 __all__ = ["Hooks", "NullHooks", "PassingHooks"]
@@ -67,6 +69,7 @@ class NullHooks:
         """Ignore it."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class PassingHooks(ABC):
     """Stands before other hooks and passes everything on, without a call of its own but for finished requests."""
 

@@ -6,20 +6,16 @@ here: `proxy.gauges` reads them from the pools when somebody scrapes.
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
-from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
-from prometheus_client.registry import Collector
 
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
-from policies import __version__
-from proxy.compiled import is_active
+from proxy.collectors import BuildInfo, FamilyCollector
 from proxy.config.model import PoolConfig
 from proxy.instruments import Count, CounterFamily, HistogramFamily
 from proxy.pool_metrics import CLOSE_REASONS, OTHER, QUEUED, SERVED, SHED_REASONS, PoolMetrics
@@ -80,8 +76,8 @@ class Metrics:
         self._make_families([pool.to_slo() for pool in pools])
         self._shown = self._families
         for index in range(len(self._families)):
-            self.registry.register(_Adapter(lambda index=index: self._settled(index)))  # type: ignore[misc]
-        self.registry.register(_BuildInfo())
+            self.registry.register(FamilyCollector(lambda index=index: self._settled(index)))  # type: ignore[misc]
+        self.registry.register(BuildInfo())
         if process:
             ProcessCollector(registry=self.registry)
             GCCollector(registry=self.registry)
@@ -346,21 +342,3 @@ def total(dumps: Iterable[Dump], families: Iterable[Family]) -> list[Family]:
         for family in sums:
             family.absorb(dump.get(family.name, ()))
     return sums
-
-
-class _Adapter(Collector):
-    """Shows one family to the registry."""
-
-    def __init__(self, family: Callable[[], Family]) -> None:
-        self._family = family
-
-    def collect(self) -> Iterable[Any]:
-        return self._family().collect()
-
-
-class _BuildInfo(Collector):
-    def collect(self) -> Iterable[Any]:
-        labels = ("version", "python", "compiled")
-        family = GaugeMetricFamily("trimtab_build_info", "Always 1; what is running.", labels=labels)
-        family.add_metric((__version__, platform.python_version(), "yes" if is_active() else "no"), 1.0)
-        yield family

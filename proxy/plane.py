@@ -208,7 +208,7 @@ class DataPlane:
         return pool
 
     def _watch(self, pool: Pool) -> None:
-        self._metrics.watch(pool.name, lambda: pool.controller.slo)
+        self._metrics.watch(pool.name, pool.promise)
 
     def _swap(self, fresh: dict[str, Pool]) -> None:
         """Send requests to `fresh` from now on, and let the pools that are not among them retire."""

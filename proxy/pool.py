@@ -12,6 +12,7 @@ from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation
+from controller.slo import SLO
 from policies.registry import create_policy
 from proxy.admission import Admission
 from proxy.affinity import affinity_of
@@ -170,6 +171,10 @@ class Pool:
         self.gate.poke()
         self.merge.refresh()
 
+    def promise(self) -> SLO:
+        """Return the promise in force."""
+        return self.controller.slo
+
     def stats(self) -> dict[str, Any]:
         """Return the state, JSON-ready."""
         now = self._clock.now()
@@ -260,7 +265,7 @@ class Pool:
     def passed_on(self, ticket: Ticket, to: str, cause: str) -> None:
         """Forget a request that another pool takes after this one could not: it is observed there."""
         if ticket.job is not None and ticket.dispatched is not None:
-            self.queue.policy.completed(ticket.job, 0)
+            self.queue.completed(ticket.job, 0)
         ticket.start_again()
         self.hooks.fell_back(self.name, to, cause)
 
@@ -268,7 +273,7 @@ class Pool:
         """Make the one observation of a request that is over, tell everybody, and return it."""
         obs = ticket.observation(self.name, self._clock.now())
         if ticket.job is not None and ticket.dispatched is not None:
-            self.queue.policy.completed(ticket.job, obs.output_tokens)
+            self.queue.completed(ticket.job, obs.output_tokens)
         if ticket.prediction is not None and self.lengths is not None:
             self.lengths.finished(ticket, obs)
         if ticket.queued:

@@ -9,6 +9,7 @@ from math import inf
 
 from policies.base import Job, Policy
 from policies.heap import Handle, JobHeap
+from policies.ordering import Ordering
 from proxy.clock import Clock, Timer
 
 __all__ = ["Drop", "Lane", "WaitQueue", "Waiting"]
@@ -113,6 +114,7 @@ class WaitQueue:
     """
 
     __slots__ = (
+        "_accounts",
         "_arrivals",
         "_by_class",
         "_class_limits",
@@ -139,6 +141,8 @@ class WaitQueue:
         on_left: Callable[[Lane], None] | None = None,
     ) -> None:
         self._policy = policy
+        self._accounts = getattr(type(policy), "completed", None) is not Ordering.completed
+        """Whether the policy wants to know what a request cost: most do not, and asking them costs every request."""
         self._clock = clock
         self._max_requests = max_requests
         self._class_limits = dict(class_limits or {})
@@ -158,10 +162,10 @@ class WaitQueue:
     def __len__(self) -> int:
         return len(self._arrivals)
 
-    @property
-    def policy(self) -> Policy:
-        """The ordering in force."""
-        return self._policy
+    def completed(self, job: Job, output_tokens: int) -> None:
+        """Tell the policy what a dispatched `job` really cost; 0 tokens when it was aborted."""
+        if self._accounts:
+            self._policy.completed(job, output_tokens)
 
     @property
     def by_class(self) -> Mapping[str, int]:

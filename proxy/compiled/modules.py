@@ -2,7 +2,8 @@
 
 What inherits from an interpreted class, like `proxy.protocol`, stays out: a compiled one cannot. A class that others,
 outside of these modules, build on says so: `@mypyc_attr(allow_interpreted_subclasses=True)`. What is made by
-reflection stays out too: policies, whose options are read from their signatures.
+reflection stays out too: policies, whose options are read from their signatures. And `data[start:end]` of bytes,
+empty where `end` lies before `start`, is a SystemError when compiled: find out first which one lies before.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ __all__ = ["MODULES", "PACKAGES"]
 PACKAGES = ("policies", "controller", "proxy")
 """The packages whose source a build is made of."""
 
-_POLICIES = ("heap", "job", "sizes")
+_POLICIES = ("heap", "job", "ranks", "sizes")
 _CONTROLLER = (
     "admission",
     "batch_model",
@@ -47,6 +48,7 @@ _PROXY = (
     "flight",
     "handler",
     "headers",
+    "hooks",
     "incoming",
     "instruments",
     "lease",
@@ -55,8 +57,10 @@ _PROXY = (
     "merge_runs",
     "merger",
     "merging",
+    "metrics",
     "parts",
     "pool",
+    "pool_metrics",
     "prediction",
     "queue",
     "relay",
@@ -66,6 +70,7 @@ _PROXY = (
     "slots",
     "terms",
     "ticket",
+    "traffic",
     "turn",
     "underway",
 )

@@ -14,6 +14,9 @@ from mypyc.build import mypycify
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+_C_FLAGS = ["-fvisibility=hidden", "-fno-semantic-interposition", "-fno-plt"]
+"""The modules are one library: what they call in each other is called straight, and not by way of a table."""
+
 _MYPY = (
     "--config-file=",
     "--cache-dir=build/mypy",
@@ -42,10 +45,14 @@ def main(jobs: int, files: list[str]) -> None:
             ext.extra_objects, ext.sources = [*objects, *(ext.extra_objects or [])], []
             super().build_extension(ext)
 
+    extensions = mypycify([*_MYPY, *files], opt_level="2", debug_level="0", multi_file=True)
+    if sys.platform != "win32":
+        for extension in extensions:
+            extension.extra_compile_args += _C_FLAGS
     setup(
         name="trimtab-compiled",
         packages=[],
-        ext_modules=mypycify([*_MYPY, *files], opt_level="1", debug_level="0", multi_file=True),
+        ext_modules=extensions,
         script_args=["--quiet", "build_ext", "--inplace"],
         cmdclass={"build_ext": Parallel},
     )
