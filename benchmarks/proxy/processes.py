@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["CACHE", "Processes", "native", "wait_until_ready"]
+__all__ = ["CACHE", "Processes", "alone", "mock_counts", "native", "wait_until_ready"]
 
 CACHE = Path(os.environ.get("TRIMTAB_CACHE", Path.home() / ".cache" / "trimtab"))
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Wait until no other run measures on this machine: two would share cores, and ports."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / "measuring").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("waiting for another measurement to end", file=sys.stderr)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def native() -> Path:
