@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Final
 
 from controller.observation import Observation
 from controller.residuals import ResidualRing
@@ -11,8 +11,8 @@ from controller.service_model import ServiceModel
 
 __all__ = ["ConcurrencyModel", "FirstTokenModel"]
 
-_WARM = 64
-_SPACING_S = 0.02
+_WARM: Final = 64
+_SPACING_S: Final = 0.02
 """Once warm, fifty samples a second say as much as five hundred, at a tenth of the work."""
 
 

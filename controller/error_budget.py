@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = ["WINDOWS", "ErrorBudget", "Spent"]
 
 WINDOWS = (("1h", 3600.0), ("6h", 21_600.0), ("24h", 86_400.0))
 """What is reported; the last one is the period that `remaining` is about."""
-_SLICE_S = 60.0
+_SLICE_S: Final = 60.0
 
 
 class Spent(NamedTuple):

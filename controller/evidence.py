@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from controller.load import Load
 from controller.samples import Sample
@@ -75,10 +75,10 @@ class Evidence(NamedTuple):
         return self.late / self.n if self.n else 0.0
 
 
-_TIMEOUT_RATIO = 10.0
-_UNKNOWN_S = 60.0
-_FEW_TOKENS = 16
-_QUIET_S = 5.0
+_TIMEOUT_RATIO: Final = 10.0
+_UNKNOWN_S: Final = 60.0
+_FEW_TOKENS: Final = 16
+_QUIET_S: Final = 5.0
 _NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, 0.0, "")
 
 

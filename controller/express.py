@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from controller.load import Load
 from controller.stats import proves_above
@@ -18,11 +18,11 @@ from policies.base import Job
 
 __all__ = ["ExpressLane", "Shift"]
 
-_LEAST = 0.1
-_MOST = 0.9
-_STEP = 0.05
-_SETTLE_S = 10.0
-_FEW = 6
+_LEAST: Final = 0.1
+_MOST: Final = 0.9
+_STEP: Final = 0.05
+_SETTLE_S: Final = 10.0
+_FEW: Final = 6
 
 
 class Shift(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 from controller.admission import Forecast, forecast_gate
 from controller.concurrency_model import ConcurrencyModel
@@ -19,14 +19,14 @@ from policies.base import Job
 
 __all__ = ["GateUpstream"]
 
-_JAM_FACTOR = 4.0
-_OUT_FACTOR = 1.8
+_JAM_FACTOR: Final = 4.0
+_OUT_FACTOR: Final = 1.8
 """A request that waits four times as long as usual for its first token was made to wait; one whose tokens came at
 1.8 times the usual distance was thrown out in between."""
-_WARM = 32
+_WARM: Final = 32
 """Streamed requests before memory is learned from any."""
-_REMEMBERED = 4096
-_UNBOUND_TICKS = 5
+_REMEMBERED: Final = 4096
+_UNBOUND_TICKS: Final = 5
 _UNKNOWN = (0.0, 0.0)
 _PACE_ONLY = ("tpot",)
 _NEVER = float("inf")

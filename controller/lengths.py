@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from typing import Final
 
 __all__ = ["LengthRing"]
 
-_LEVELS = 24
-_REFRESH = 16
+_LEVELS: Final = 24
+_REFRESH: Final = 16
 
 
 class LengthRing:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 __all__ = ["MAX_RUNNING", "Load"]
 
-MAX_RUNNING = 64
+MAX_RUNNING: Final = 64
 """At most so many calls in flight are described one by one; the oldest are."""
 
 

@@ -38,9 +38,9 @@ from policies.base import Job
 
 __all__ = ["Choice", "Load", "PoolController", "Verdict"]
 
-_KEPT = 4096
-_ACTIVE_S = 60.0
-_NO_LIMITS = "No latency is promised that a batch size could break, so the law holds."
+_KEPT: Final = 4096
+_ACTIVE_S: Final = 60.0
+_NO_LIMITS: Final = "No latency is promised that a batch size could break, so the law holds."
 _UNLIMITED = Verdict(True, "no_admission", None, 0.0)
 _OK: Final = Result.OK
 _TIMEOUT: Final = Result.TIMEOUT

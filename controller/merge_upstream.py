@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from controller.admission import Forecast, backlog_s, forecast_merge
 from controller.batch_model import BatchModel
@@ -20,14 +20,14 @@ from policies.base import Job
 
 __all__ = ["MergeUpstream"]
 
-_FORGET_UPSTREAM_S = 60.0
-_ALIKE = 12
-_GENTLE = 0.3
-_CLOSE = 0.7
+_FORGET_UPSTREAM_S: Final = 60.0
+_ALIKE: Final = 12
+_GENTLE: Final = 0.3
+_CLOSE: Final = 0.7
 """Part of the promised time from which an answer in time was close enough to say something of the quantile. If those
 with time to spare counted, quiet hours would wear down the margin that the next burst needs: half as many again were
 late, for 0.1 % more goodput. Where answers differ in length all count: there the length makes them late."""
-_PIPELINE_S = 0.05
+_PIPELINE_S: Final = 0.05
 """Below this a batch is sent behind the one in flight, because the gap between two calls would cost more."""
 
 

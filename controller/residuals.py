@@ -6,12 +6,13 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from math import log
+from typing import Final
 
 __all__ = ["ResidualRing"]
 
 _PRIOR = (0.9, 0.95, 1.0, 1.05, 1.1)
 """What is assumed before enough has been seen."""
-_ENOUGH = 8
+_ENOUGH: Final = 8
 
 
 class ResidualRing:

@@ -10,15 +10,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from math import exp, log
-from typing import Any
+from typing import Any, Final
 
 from controller.residuals import ResidualRing
 from controller.shift import ShiftDetector
 
 __all__ = ["Expert", "LinearExpert", "ServiceModel", "ShapeLevelExpert"]
 
-_FLOOR_S = 1e-6
-_EXCUSED = 5
+_FLOOR_S: Final = 1e-6
+_EXCUSED: Final = 5
 """So many calls before a shift was noticed, and after it, were made under a wrong level."""
 
 

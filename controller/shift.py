@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from typing import Final
 
 __all__ = ["ShiftDetector"]
 
 _GROSS = math.log(3.0)
-_SHIFT = 0.7
+_SHIFT: Final = 0.7
 
 
 class ShiftDetector:

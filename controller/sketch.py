@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from math import ceil, log
+from typing import Final
 
 __all__ = ["Sketch", "SlidingSketch"]
 
-_SMALLEST = 1e-6
+_SMALLEST: Final = 1e-6
 """Values below this (a microsecond) share one bucket."""
 
 

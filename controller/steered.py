@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from mypy_extensions import mypyc_attr
 
@@ -26,7 +26,7 @@ from controller.slo import SLO
 
 __all__ = ["RETARGET_S", "SteeredPool"]
 
-RETARGET_S = 10.0
+RETARGET_S: Final = 10.0
 """For so long after a changed target it is judged on what was already seen."""
 
 _BuiltLaw = tuple[Law, bool, float, Mapping[str, Any]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from controller.admission import Forecast
 from controller.evidence import Budget
@@ -16,7 +16,7 @@ from policies.base import Job
 __all__ = ["Upstream", "job_deadline", "job_deadlines"]
 
 _NEVER = float("inf")
-_ALIKE_S = 1e-3
+_ALIKE_S: Final = 1e-3
 
 
 class Upstream(Protocol):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Final
 
 from policies.base import Job
 
 __all__ = ["DEFAULT_OUTPUT_TOKENS", "bounded", "expected_output", "finite"]
 
-DEFAULT_OUTPUT_TOKENS = 256.0
+DEFAULT_OUTPUT_TOKENS: Final = 256.0
 """What an answer of unknown length is taken for until something better is known."""
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from enum import StrEnum
 from math import inf
-from typing import Protocol
+from typing import Final, Protocol
 
 from controller.load import Load
 from controller.setpoints import Setpoints
@@ -28,12 +28,12 @@ __all__ = ["EPSILON_S", "GATE", "ClosedBy", "Former", "GateBatcher", "Plain", "W
 
 GATE: Hashable = ("gate",)
 """The lane of everybody who is not merged."""
-_WINDOW_SHARE = 0.5
+_WINDOW_SHARE: Final = 0.5
 """The window may use up at most this share of a request's time to its deadline."""
-EPSILON_S = 1e-6
-_MORE = 4
+EPSILON_S: Final = 1e-6
+_MORE: Final = 4
 """So many more than there are free places are shown to the controller: some may be hopeless."""
-_FURTHER = 64
+_FURTHER: Final = 64
 """And so many where express requests stand among others, lest a row of them hide who is next of the others."""
 
 

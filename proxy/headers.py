@@ -6,7 +6,7 @@ Both directions are one pass over the raw fields. Order, spelling and duplicates
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy.outcome import BadInput, Refused
 
@@ -42,7 +42,7 @@ _REQUEST: dict[bytes, int] = {
     b"authorization": _NOTE,
     b"content-type": _NOTE_AND_FORWARD,
 }
-_INTERNAL_PREFIX = b"x-trimtab-"
+_INTERNAL_PREFIX: Final = b"x-trimtab-"
 
 _RESPONSE: dict[bytes, int] = {
     b"connection": _CONNECTION,
@@ -256,7 +256,7 @@ class RequestFields:
         return self._identity
 
 
-_MAX_TENANT = 128
+_MAX_TENANT: Final = 128
 _PATIENCE = (b"x-trimtab-timeout-ms", b"x-slo-ttft-ms")
 _INDIFFERENT = frozenset(
     {
@@ -270,7 +270,7 @@ _INDIFFERENT = frozenset(
         b"user-agent",
     }
 )
-_INDIFFERENT_PREFIX = b"x-stainless-"
+_INDIFFERENT_PREFIX: Final = b"x-stainless-"
 _LISTS = frozenset({b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
 _STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
 

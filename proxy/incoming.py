@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from typing import Any
+from typing import Any, Final
 from urllib.parse import unquote
 
 from aiohttp import HttpVersion10, HttpVersion11
@@ -18,7 +18,7 @@ from proxy.upload import pieces
 __all__ = ["Incoming", "Limits", "Opening"]
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
-_ESTABLISHED = 1
+_ESTABLISHED: Final = 1
 
 
 class Limits:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -17,7 +17,7 @@ from prometheus_client.samples import Exemplar
 
 __all__ = ["Count", "CounterFamily", "Histogram", "HistogramFamily"]
 
-_MAX_EXTRA_BOUNDS = 32
+_MAX_EXTRA_BOUNDS: Final = 32
 """Boundaries that may be added while running, so that a busy operator cannot grow the series without bound."""
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.pool import Pool
 from proxy.wire.base import Route, WireFormat
@@ -12,8 +12,8 @@ from proxy.wire.registry import detect
 
 __all__ = ["Candidate", "RouteTable"]
 
-_CACHED = 1024
-_SHOWN = 8
+_CACHED: Final = 1024
+_SHOWN: Final = 8
 
 
 class Candidate(NamedTuple):

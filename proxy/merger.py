@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from controller.load import Load
 from policies.heap import Handle, JobHeap
@@ -15,8 +15,8 @@ from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
 __all__ = ["Batch", "MergeBatcher", "Slots", "by_length"]
 
-_MORE = 64
-_MAX_SKIP = 8
+_MORE: Final = 64
+_MAX_SKIP: Final = 8
 """How many that do not fit a batch are passed over for smaller ones."""
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import ceil, log2
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy.headers import lines_of
 from proxy.lease import Lease
@@ -26,7 +26,7 @@ __all__ = ["MAX_ANSWER_BYTES", "MergeRun", "outcome_of"]
 
 log = logging.getLogger("trimtab.proxy")
 
-MAX_ANSWER_BYTES = 1 << 30
+MAX_ANSWER_BYTES: Final = 1 << 30
 """A merged answer is held in memory, so it may not be larger."""
 
 _SHARED = frozenset({401, 402, 403, 404, 405, 429, 503})

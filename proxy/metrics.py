@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
@@ -44,7 +44,7 @@ BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
 """Routes whose series exist from the start; others appear with their first request."""
-NO_POOL = "none"
+NO_POOL: Final = "none"
 """Stands for pool and class of requests that are over before a pool is found for them."""
 
 Family = CounterFamily | HistogramFamily
@@ -62,10 +62,10 @@ _USUAL_CODE = {
     Result.SHED: 503,
     Result.CANCELLED: 499,
 }
-_COUNTED_TOGETHER = 64
+_COUNTED_TOGETHER: Final = 64
 """So many requests of one kind, and so many kinds, are put off at most."""
-_MAX_ROUTES = 64
-_MAX_RULES = 64
+_MAX_ROUTES: Final = 64
+_MAX_RULES: Final = 64
 
 
 class Metrics:

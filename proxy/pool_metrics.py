@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
@@ -21,7 +21,7 @@ SHED_REASONS = (
 )  # fmt: skip
 """The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
-OTHER = "other"
+OTHER: Final = "other"
 """Stands for every label value beyond what the configuration and the code know."""
 SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
 QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol
 
 from controller.observation import Observation, Result
 from policies.sizes import DEFAULT_OUTPUT_TOKENS
@@ -20,7 +20,7 @@ __all__ = ["Foresight", "Lengths", "Predicting", "kept_predictors", "lengths_for
 
 Mode = Literal["off", "history", "learn"]
 
-_REPORT_AGE_S = 0.2
+_REPORT_AGE_S: Final = 0.2
 
 _ASKS_FOR_LENGTHS = frozenset({"sjf", "predicted", "fair"})
 """Policies that are about sizes."""

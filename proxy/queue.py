@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from math import inf
+from typing import Final
 
 from policies.base import Job, Policy
 from policies.heap import Handle, JobHeap
@@ -15,7 +16,7 @@ from proxy.clock import Clock, Timer
 __all__ = ["Drop", "Lane", "WaitQueue", "Waiting"]
 
 
-_KEPT_LATENESS = 64
+_KEPT_LATENESS: Final = 64
 """So many deadlines may be kept of those who left."""
 
 

@@ -17,9 +17,9 @@ from proxy.wire.base import Tap
 __all__ = ["Client", "Framing", "Relay", "chunked_body", "cut_short", "reset"]
 
 
-_READ_TOGETHER = 8
+_READ_TOGETHER: Final = 8
 """So many pieces the tap reads at once, which costs little more than one; a stream holds no more than these back."""
-_MUCH = 4096
+_MUCH: Final = 4096
 """A piece of so many bytes is not kept for that."""
 
 _NO_LINGER = struct.pack("ii", 1, 0)

@@ -6,7 +6,7 @@ from typing import Final
 
 __all__ = ["RepeatedHead"]
 
-_NAME = b"\r\ncontent-length:"
+_NAME: Final = b"\r\ncontent-length:"
 _MAX_DIGITS: Final = 12
 
 

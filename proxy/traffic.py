@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from typing import Final
 
 from controller.observation import Observation
 from proxy.hooks import Hooks, PassingHooks
 
 __all__ = ["Traffic"]
 
-KEPT = 1000
+KEPT: Final = 1000
 
 
 class Traffic(PassingHooks):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 __all__ = ["single_chunk", "whole_chunks"]
 
 
@@ -25,7 +27,7 @@ def _openings(longest: int) -> list[bytes]:
     return openings
 
 
-_LONGEST = 4096
+_LONGEST: Final = 4096
 _OPENINGS = _openings(_LONGEST)
 """Events of streams are short; what is longer takes the way of many chunks."""
 

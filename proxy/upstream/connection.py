@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_HEAD_BYTES", "Connection"]
 
-MAX_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES: Final = 64 * 1024
 """An answer's status line and headers may not be longer."""
 
 

@@ -9,6 +9,7 @@ from collections import deque
 from math import inf
 from random import random
 from time import monotonic
+from typing import Final
 
 from proxy.upstream.address import Address
 from proxy.upstream.connection import Connection
@@ -18,7 +19,7 @@ from proxy.upstream.resolve import Resolve, is_address, lookup, spread
 __all__ = ["ConnectionPool"]
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
-_AGE_SPREAD = 0.2
+_AGE_SPREAD: Final = 0.2
 """Share of the greatest age by which connections are retired earlier, at random."""
 
 

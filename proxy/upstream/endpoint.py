@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Final
 
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
@@ -12,12 +12,12 @@ from proxy.upstream.reported import Reported
 
 __all__ = ["Endpoint", "HealthRules", "State"]
 
-_MAX_EJECTION_FACTOR = 10.0
-_MAX_OVERLOAD_S = 30.0
-_FAILURE_GAIN = 0.1
-_FAILURE_PENALTY = 20.0
-_LEAST_SHARE = 0.1
-_NOT_YET = -1.0
+_MAX_EJECTION_FACTOR: Final = 10.0
+_MAX_OVERLOAD_S: Final = 30.0
+_FAILURE_GAIN: Final = 0.1
+_FAILURE_PENALTY: Final = 20.0
+_LEAST_SHARE: Final = 0.1
+_NOT_YET: Final = -1.0
 
 
 class State(StrEnum):

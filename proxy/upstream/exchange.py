@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.headers import RawHeaders, ResponseFields
 from proxy.upstream.connection import Connection
@@ -14,9 +14,9 @@ from proxy.upstream.known_head import KnownHead
 
 __all__ = ["Exchange", "Patience", "Reader"]
 
-HIGH_WATER = 64 * 1024
+HIGH_WATER: Final = 64 * 1024
 """With more than this unread, nothing more is taken from the upstream."""
-WHOLE_LIMIT = 256 * 1024
+WHOLE_LIMIT: Final = 256 * 1024
 """Answers whose declared length is at most this are waited for whole: one wake-up instead of two."""
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
-from typing import Any
+from typing import Any, Final
 
 from proxy.headers import lines_of
 from proxy.lease import Lease
@@ -23,11 +23,11 @@ __all__ = ["OVERLOAD", "Group"]
 OVERLOAD = frozenset({429, 503})
 """Answers that mean: not now."""
 _BROKEN_GATEWAY = frozenset({502, 504})
-_CONTINUE_S = 1.0
+_CONTINUE_S: Final = 1.0
 """How long to wait for an upstream's 100 before the body is sent anyway (RFC 9110 section 10.1.1)."""
 
-_LOOK_EVERY_S = 0.05
-_SURELY_ALIVE_S = 1.0
+_LOOK_EVERY_S: Final = 0.05
+_SURELY_ALIVE_S: Final = 1.0
 """Servers close connections that idled for seconds; one that was just in use is safe for what cannot be repeated."""
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 __all__ = ["LazyTimer"]
 
-_TICK_S = 0.0005
+_TICK_S: Final = 0.0005
 
 
 class LazyTimer:

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import ceil, log
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from proxy.upstream.endpoint import Endpoint
 
@@ -16,8 +16,8 @@ __all__ = ["AffinityKey", "LeastWork", "PrefixAffinity", "RoundRobin", "Router",
 AffinityKey: TypeAlias = bytes | tuple[int, ...]
 """What ties a request to an upstream: the value of a header, or the chained hashes of its prompt's blocks."""
 
-_MAX_HOLDERS = 4
-_HASH_BYTES = 8
+_MAX_HOLDERS: Final = 4
+_HASH_BYTES: Final = 8
 
 
 class Router(ABC):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -28,7 +28,7 @@ _ERROR_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_DELTA = b"event: content_block_delta\n"
+_DELTA: Final = b"event: content_block_delta\n"
 
 
 class Anthropic(WireFormat):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -14,7 +14,7 @@ from proxy.wire.base import BadRequest, Head
 __all__ = ["canonical", "load_object", "model_name", "positive", "whole"]
 
 _KEY_BEFORE = re.compile(rb'"((?:[^"\\]|\\.){1,64})"\s*:')
-_EXACT_LIMIT = 2.0**53
+_EXACT_LIMIT: Final = 2.0**53
 
 
 def load_object(head: Head, body: bytes) -> dict[str, Any] | None:

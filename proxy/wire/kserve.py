@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -12,7 +12,7 @@ from proxy.wire.base import BadRequest, Call, Head, MergeMismatch, Reply, Route,
 from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object, whole
 from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt
-from proxy.wire.sse import SseTap, comment
+from proxy.wire.sse import SseTap, comment, holds
 from proxy.wire.tensors import Tensor, TensorError, join, read_tensors, rows
 
 __all__ = ["KServe"]
@@ -22,7 +22,7 @@ GENERATE = Route("kserve.generate")
 
 _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
 
-JSON_LENGTH = b"inference-header-content-length"
+JSON_LENGTH: Final = b"inference-header-content-length"
 """How many bytes of the body are JSON; the raw tensors follow."""
 
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
@@ -130,7 +130,7 @@ class GenerateStreamTap(SseTap):
 
     def event(self, data: bytes) -> None:
         """Look at one event."""
-        if data[:5] == b"data:" and b'"error"' not in data:
+        if data.startswith(b"data:") and not holds(data, b'"error"'):
             self.tokens_seen += 1
 
     def usage(self) -> Usage:

@@ -12,6 +12,7 @@ from proxy.wire.items import merged_body, pass_on, read_items, weights
 from proxy.wire.jsonbody import canonical, load_object, model_name, whole
 from proxy.wire.lines import LineTap
 from proxy.wire.prompt import Prompt, estimate, excerpt, read_messages
+from proxy.wire.sse import holds
 from proxy.wire.tail import TailTap, last_scalar
 from proxy.wire.usage import apportion
 from proxy.wire.vectors import load_rows
@@ -122,7 +123,7 @@ class OllamaTap(LineTap):
         """Look at one line."""
         if _is_last(data):
             self._last = data
-        elif b'"done":false' in data or b'"done": false' in data:
+        elif holds(data, b'"done":false') or holds(data, b'"done": false'):
             self.tokens_seen += 1
 
     def finished(self) -> bool:
@@ -146,7 +147,7 @@ class OllamaTap(LineTap):
 
 
 def _is_last(line: bytes) -> bool:
-    return b'"done":true' in line or b'"done": true' in line
+    return holds(line, b'"done":true') or holds(line, b'"done": true')
 
 
 def _read_counts(data: bytes) -> Usage:

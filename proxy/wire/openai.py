@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -41,7 +41,7 @@ _V1 = {"/v1" + path: route for path, route in _POST.items()}
 _PREFIX = re.compile(r"|.*/v[0-9]+(?:beta)?|(?:/.*)?/openai(?:/.*)?")
 """What may stand before an operation: nothing, a version under any prefix, an Azure-style deployment."""
 
-MAX_SEQUENCES = 128
+MAX_SEQUENCES: Final = 128
 """The most sequences one request counts as, however large its `n` is."""
 
 # Fields under which completions of a list are not simply the completions of its members.

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from proxy.wire.base import Usage
-from proxy.wire.sse import KEPT_TAIL, MAX_EVENT, SseTap, event_data, event_name
+from proxy.wire.sse import KEPT_TAIL, MAX_EVENT, SseTap, event_data, event_name, holds
 from proxy.wire.tail import read_usage
 
 __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
@@ -16,8 +16,11 @@ __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
 
 _TERMINAL = (b"response.completed", b"response.incomplete", b"response.failed", b"error")
 _TYPE = re.compile(rb'"type"\s*:\s*"([a-z_.]+)"')
-_NO_REASON = b'"finish_reason":null'
-_D = 100
+_USAGE: Final = b'"usage"'
+_REASON: Final = b'"finish_reason"'
+_NO_REASON: Final = b'"finish_reason":null'
+_USUAL_END: Final = b'"finish_reason":null}]}'
+_D: Final = 100
 """First byte of a `data` line."""
 
 
@@ -40,16 +43,19 @@ class CompletionTap(SseTap):
         self._done = False
 
     def block(self, events: bytes) -> None:
-        """Look at several chunks; nearly all bring a token and nothing else, which four searches tell."""
-        member, quoted = self.text_member, self.text_member + b'"'
-        if len(events) > MAX_EVENT or b'"usage"' in events:
+        """Look at several chunks; nearly all bring a token and nothing else, which one search and their ends tell."""
+        member = self.text_member
+        if len(events) > MAX_EVENT or holds(events, _USAGE):
             super().block(events)
             return
         tokens = 0
         for piece in events.split(b"\n\n"):
-            if piece[:1] == b"d" and member in piece and quoted not in piece and _NO_REASON in piece:
-                tokens += 1
-            elif piece:
+            if piece.startswith(b"d"):
+                _, found, text = piece.partition(member)
+                if found and not text.startswith(b'"') and (text.endswith(_USUAL_END) or holds(piece, _NO_REASON)):
+                    tokens += 1
+                    continue
+            if piece:
                 self._complete(piece)
         self.tokens_seen += tokens
 
@@ -58,7 +64,7 @@ class CompletionTap(SseTap):
         at = data.find(self.text_member)
         if at > 0 and data[0] == _D and not data.startswith(b'"', at + len(self.text_member)):
             self.tokens_seen += 1
-            if _NO_REASON not in data or b'"usage"' in data:
+            if not holds(data, _NO_REASON) or holds(data, _USAGE):
                 self._remember(data)
             return
         payload = event_data(data) or _headless(data)
@@ -70,9 +76,9 @@ class CompletionTap(SseTap):
             self._remember(payload)
 
     def _remember(self, data: bytes) -> None:
-        if b'"usage"' in data and not _is_null(data, b'"usage"'):
+        if holds(data, _USAGE) and not _is_null(data, _USAGE):
             self._usage = data
-        if b'"finish_reason"' in data and not _is_null(data, b'"finish_reason"'):
+        if holds(data, _REASON) and not _is_null(data, _REASON):
             self._reason = data
 
     def finished(self) -> bool:
@@ -133,7 +139,7 @@ def _headless(event: bytes) -> bytes:
 
 
 def _is_null(data: bytes, member: bytes) -> bool:
-    return member + b":null" in data or member + b": null" in data
+    return holds(data, member + b":null") or holds(data, member + b": null")
 
 
 def _event_type(event: bytes) -> bytes:

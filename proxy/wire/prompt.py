@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -12,10 +12,10 @@ __all__ = ["BYTES_PER_TOKEN", "Prompt", "estimate", "excerpt", "read_messages", 
 HEAD_CHARS, TAIL_CHARS = 2000, 500
 """How much of the beginning and the end of a prompt the predictor gets to see."""
 
-BYTES_PER_TOKEN = 4
-TOKENS_PER_MESSAGE = 4
+BYTES_PER_TOKEN: Final = 4
+TOKENS_PER_MESSAGE: Final = 4
 """Role and separators of one chat message, in most templates."""
-TOKENS_PER_MEDIUM = 600
+TOKENS_PER_MEDIUM: Final = 600
 """An image or a clip: its encoded size says nothing about its tokens, so it counts as a typical picture."""
 
 

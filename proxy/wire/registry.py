@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from proxy.wire.anthropic import Anthropic
 from proxy.wire.base import Route, WireFormat
@@ -19,7 +19,7 @@ from proxy.wire.tgi import TGI
 
 __all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "likely", "route_names", "wire_format", "wire_names"]
 
-AUTO = "auto"
+AUTO: Final = "auto"
 """The name that stands for: whichever format claims the path."""
 
 PASSTHROUGH = Passthrough()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from mypy_extensions import mypyc_attr
 
 from proxy.wire.base import Tap
 
-__all__ = ["KEPT_TAIL", "MAX_EVENT", "SseTap", "comment", "event_data", "event_name"]
+__all__ = ["KEPT_TAIL", "MAX_EVENT", "SseTap", "comment", "event_data", "event_name", "holds"]
 
-MAX_EVENT = 65_536
+MAX_EVENT: Final = 65_536
 """Events up to this many bytes are kept whole while they are incomplete."""
-KEPT_TAIL = 16_384
+KEPT_TAIL: Final = 16_384
 """Of longer ones only the end is looked at: that is where protocols put their usage."""
+_CR: Final = 13
+_LF: Final = 10
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -44,7 +48,7 @@ class SseTap(Tap):
 
     def feed(self, data: bytes) -> None:
         """Look at the next piece of the body."""
-        if self._cr or b"\r" in data:
+        if self._cr or _CR in data:
             data = self._unify(data)
         if not self._size:
             # The usual case: whole events, nothing left over from before.
@@ -111,6 +115,11 @@ class SseTap(Tap):
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
 
 
+def holds(data: bytes, part: bytes) -> bool:
+    """Tell whether `part` is in `data`. What `in` does, which takes it for a number first and costs twice as much."""
+    return data.find(part) >= 0
+
+
 def comment() -> bytes:
     """Return an event that every reader of server-sent events ignores."""
     return b": keep-alive\n\n"
@@ -118,7 +127,7 @@ def comment() -> bytes:
 
 def event_data(event: bytes) -> bytes:
     """Return the data of an event, its lines joined by LF; b"" when it has none (a comment)."""
-    if event[:5] == b"data:" and b"\n" not in event:
+    if event[:5] == b"data:" and _LF not in event:
         return event[6:] if event[5:6] == b" " else event[5:]
     return b"\n".join(_fields(event, b"data"))
 

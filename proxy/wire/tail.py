@@ -12,10 +12,10 @@ from proxy.wire.base import Tap, Usage
 
 __all__ = ["TailTap", "count", "last_object", "last_scalar", "read_usage"]
 
-KEPT = 16_384
+KEPT: Final = 16_384
 """Bytes kept of the end of an answer."""
 
-ATTEMPTS = 8
+ATTEMPTS: Final = 8
 """How many members of the name are tried, from the last one back: an adversarial answer must not cost much."""
 
 _BRACES = re.compile(rb"[{}]")

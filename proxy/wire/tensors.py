@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 __all__ = ["ITEM_BYTES", "Tensor", "TensorError", "join", "read_tensors", "rows"]
 
@@ -27,7 +27,7 @@ ITEM_BYTES = {
 }
 """Bytes per element; `BYTES` elements carry their own length, 4 bytes little-endian, in front."""
 
-MAX_RANK = 32
+MAX_RANK: Final = 32
 
 
 class TensorError(ValueError):

@@ -7,7 +7,7 @@ import orjson
 from proxy.wire.base import Call, Head, Reply, Route, Tap, Usage, WireFormat
 from proxy.wire.jsonbody import load_object, whole
 from proxy.wire.prompt import Prompt
-from proxy.wire.sse import SseTap, comment, event_data
+from proxy.wire.sse import SseTap, comment, event_data, holds
 from proxy.wire.tail import TailTap, last_object, last_scalar
 
 __all__ = ["TGI", "huggingface_error"]
@@ -90,10 +90,10 @@ class GenerateTap(SseTap):
         payload = event_data(data) or data
         if payload.strip() == b"[DONE]":
             self._done = True
-        elif b'"token":' in payload or b'"meta_info":' in payload:
+        elif holds(payload, b'"token":') or holds(payload, b'"meta_info":'):
             self.tokens_seen += 1
             self._last = payload
-            if b'"generated_text":"' in payload:
+            if holds(payload, b'"generated_text":"'):
                 self._done = True
 
     def finished(self) -> bool:
