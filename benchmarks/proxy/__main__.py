@@ -106,7 +106,7 @@ def proxies(bench: Bench, tests: set[str]) -> dict[tuple[str, str], list[float]]
                     options += ["--secs", bench.secs]
                 result = bench.processes.load(bench.tools, url, options, bench.other_core)
                 wrong = {key: result[key] for key in ("bad_status", "bad_body", "errors") if result.get(key)}
-                if wrong or not result["ok"]:
+                if wrong or not result.get("ok", result.get("held")):
                     print(f"{peer.name} {test}: not counted: {wrong or 'no answers'}", file=sys.stderr)
                     continue
                 if test == "hold" and result["held"] != _HELD:
