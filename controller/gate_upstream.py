@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -22,7 +23,9 @@ __all__ = ["GateUpstream"]
 _JAM_FACTOR: Final = 4.0
 _OUT_FACTOR: Final = 1.8
 """A request that waits four times as long as usual for its first token was made to wait; one whose tokens came at
-1.8 times the usual distance was thrown out in between."""
+1.8 times the usual distance, and of the distance that others' came at meanwhile, was thrown out in between."""
+_PEERS: Final = 31
+"""So many streams around a slow one, half of them before it, say how fast others were meanwhile."""
 _WARM: Final = 32
 """Streamed requests before memory is learned from any."""
 _REMEMBERED: Final = 4096
@@ -44,6 +47,10 @@ class GateUpstream:
         self._together = 1.0
         self._usual_wait_s = 0.0
         self._usual_pace_s = 0.0
+        self._paces: deque[float] = deque(maxlen=_PEERS)
+        self._suspects: deque[tuple[int, float, float]] = deque()
+        """(number, tokens, pace) of slow streams, until it is known whether those around them were slow too."""
+        self._streams = 0
         self._sent: dict[float, tuple[float, float]] = {}
         self._enforced = False
         self._trusted_since = float("-inf")
@@ -76,16 +83,38 @@ class GateUpstream:
         # Waiting for a step or a prompt is no sign of full memory; waiting for somebody to finish is.
         prompt_s = self.model.first.prompt_token_s * self._prompt_tokens
         usual = max(self._usual_wait_s, 0.5 * prompt_s, 3.0 * self._usual_pace_s)
-        thrown_out = pace is not None and self._usual_pace_s > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s
         # Before anything is known as usual, nothing is unusual; answers that are not streamed tell nothing of it.
-        jammed = usual > 0.0 and (wait > _JAM_FACTOR * usual or thrown_out)
-        if self.model.first.samples >= _WARM:
+        jammed = usual > 0.0 and wait > _JAM_FACTOR * usual
+        slow = pace is not None and usual > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s > 0.0
+        warm = self.model.first.samples >= _WARM
+        if pace is not None:
+            self._streams += 1
+            self._paces.append(pace)
+            if warm:
+                self._judge_suspects()
+        if slow and not jammed and pace is not None:
+            if warm:
+                self._suspects.append((self._streams, tokens, pace))
+        elif warm:
             self.memory.observe(tokens, jammed)
-        if not jammed:
+        if not (jammed or slow):
             self._usual_wait_s += (0.05 if self._usual_wait_s else 1.0) * (wait - self._usual_wait_s)
             if pace is not None:
                 self._usual_pace_s += (0.05 if self._usual_pace_s else 1.0) * (pace - self._usual_pace_s)
-        return jammed
+        return jammed or slow
+
+    def _judge_suspects(self) -> None:
+        """Tell streams that were thrown out from those at whose time all were slow: at other loads, all are."""
+        suspects = self._suspects
+        if not suspects or self._streams - suspects[0][0] < _PEERS // 2:
+            return
+        usual = sorted(self._paces)[len(self._paces) // 2]
+        while suspects and self._streams - suspects[0][0] >= _PEERS // 2:
+            _, tokens, pace = suspects.popleft()
+            thrown_out = pace > _OUT_FACTOR * usual
+            self.memory.observe(tokens, thrown_out)
+            if not thrown_out:
+                self._usual_pace_s += 0.05 * (pace - self._usual_pace_s)
 
     def tick(self, now: float) -> None:
         """Move the memory limit, and forget dispatches that never came back."""

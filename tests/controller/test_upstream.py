@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from controller.gate_upstream import GateUpstream
@@ -141,3 +143,39 @@ def test_streams_that_follow_plain_answers_are_no_sign_of_full_memory() -> None:
         upstream.observe(observation(0.5, done=now + 0.5, first=0.002 + 0.0007 * (index % 37), tokens=50), ())
         upstream.tick(now)
         assert upstream.memory.limit_tokens is None
+
+
+def stream(upstream: GateUpstream, streams: list[tuple[float, int, float]]) -> None:
+    """Streams of 50 tokens, by (let in at, sequences in flight then, seconds a token), as they come and go."""
+    ends = []
+    for now, together, pace_s in streams:
+        done = now + 0.02 + 49 * pace_s
+        obs = observation(done - now, done=done, first=0.02, tokens=50, batch=together)
+        ends.append((done, 1, together, replace(obs, dispatched=now)))
+    begins = [(now, 0, together, None) for now, together, _ in streams]
+    for now, _, together, obs in sorted([*begins, *ends], key=lambda event: event[:2]):
+        if obs is not None:
+            upstream.observe(obs, ())
+            upstream.tick(now)
+            continue
+        load = Load(inflight=together - 1, inflight_calls=together - 1, inflight_tokens=66.0 * (together - 1))
+        waiting = [job(now, prompt_tokens=16)]
+        assert upstream.choose(waiting, 2048, now, load, PROMISED, form=False, shed=True).take == 1
+
+
+def test_streams_that_all_slow_down_as_more_run_together_are_no_sign_of_full_memory() -> None:
+    """More sequences a step make every step longer. That is what batches cost, and no reason to send fewer."""
+    upstream = GateUpstream(0.01)
+    stream(upstream, [(10.0 + 0.1 * index, 8, 0.010) for index in range(200)])
+    stream(upstream, [(100.0 + 0.1 * index, 256, 0.025 + 0.0001 * (index % 7)) for index in range(400)])
+    assert upstream.memory.limit_tokens is None
+
+
+def test_streams_that_are_slow_while_others_are_not_were_thrown_out() -> None:
+    upstream = GateUpstream(0.01)
+    stream(upstream, [(10.0 + 0.1 * index, 8, 0.010) for index in range(200)])
+    crowded = [(100.0 + 0.1 * index, *((60, 0.040) if index % 3 == 0 else (20, 0.011))) for index in range(200)]
+    stream(upstream, crowded)
+    limit = upstream.memory.limit_tokens
+    assert limit is not None
+    assert 66.0 * 20 < limit < 66.0 * 60
