@@ -1,7 +1,7 @@
 """What the proxy costs, beside other proxies in one interleaved run.
 
     python -m benchmarks.proxy --install        install the peers that are missing
-    python -m benchmarks.proxy [--quick] [--json FILE] [--only chat,stream,hold,merge,lone,overload,instructions]
+    python -m benchmarks.proxy [--quick] [--json FILE] [--only chat,stream,spread,hold,merge,...]
 
 The proxies run one at a time on core 1; the mock model server and the load client share core 0. CPU time is each
 proxy's own (user + system, its children included), read from the kernel's clock at both ends of the measured
@@ -25,14 +25,18 @@ from benchmarks.proxy.instructions import instruction_bars
 from benchmarks.proxy.peers import PEERS, install, mosec_command, mosec_installed, trimtab_gate, trimtab_merge
 from benchmarks.proxy.processes import Processes, alone, mock_counts, native, wait_until_ready
 
-TESTS = ("chat", "stream", "hold", "merge", "lone", "overload", "instructions")
+TESTS = ("chat", "stream", "spread", "hold", "merge", "lone", "overload", "instructions")
 CHAT = json.dumps({"model": "mock", "messages": [{"role": "user", "content": "hi"}]}).encode()
 SENTENCE = "a sentence of some forty characters, so."
 EMBED = json.dumps({"model": "mock", "input": SENTENCE})
 EMBED_32 = json.dumps({"model": "mock", "input": [SENTENCE] * 32})
 
-PACED_10_MS = ("--user", "gap-us:10000")
+IN_STEP = ("--user", "step-us:10000")
+"""A token of every stream each 10 ms, all at the same moments: so engines make them."""
+SPREAD = ("--user", "spread-us:10000")
+"""The same from a moment on that is each stream's own: as behind many engines. Each event wakes its proxy alone."""
 PACED_1_S = ("--user", "gap-us:1000000")
+_EVENTS = ("--stream", "--expect", "64", "--tokens", "64", "--conns", "32", "--warm", "2")
 _HELD = 1000
 """Streams that are open at once while memory is measured."""
 
@@ -62,7 +66,7 @@ def median(runs: list[float]) -> str:
 
 
 def proxies(bench: Bench, tests: set[str]) -> dict[tuple[str, str], list[float]]:
-    """Run chat, stream and hold round the peers; returns {(test, peer): one figure a repeat}."""
+    """Run chat, stream, spread and hold round the peers; returns {(test, peer): one figure a repeat}."""
     upstream, _ = bench.mock("--gap-us", "10000")
     started, running = [], []
     for peer in PEERS:
@@ -80,7 +84,8 @@ def proxies(bench: Bench, tests: set[str]) -> dict[tuple[str, str], list[float]]
         running.append((peer, url, pid))
     arguments = {
         "chat": ["--conns", "32", "--warm", "0.5"],
-        "stream": ["--stream", "--expect", "64", "--tokens", "64", "--conns", "32", "--warm", "2", *PACED_10_MS],
+        "stream": [*_EVENTS, *IN_STEP],
+        "spread": [*_EVENTS, *SPREAD],
         "hold": [
             "--stream",
             "--tokens",
@@ -92,10 +97,15 @@ def proxies(bench: Bench, tests: set[str]) -> dict[tuple[str, str], list[float]]
             *PACED_1_S,
         ],
     }
-    figure = {"chat": "cpu_us_per_req", "stream": "cpu_us_per_event", "hold": "kb_per_stream"}
+    figure = {
+        "chat": "cpu_us_per_req",
+        "stream": "cpu_us_per_event",
+        "spread": "cpu_us_per_event",
+        "hold": "kb_per_stream",
+    }
     results: dict[tuple[str, str], list[float]] = {}
     for repeat in range(bench.repeats):
-        for test in ("chat", "stream", "hold"):
+        for test in figure:
             if test not in tests or (test == "hold" and repeat):
                 continue
             for peer, url, pid in running:
@@ -127,6 +137,7 @@ def proxy_bars(results: dict[tuple[str, str], list[float]]) -> list[Bar]:
         ("chat", "litellm"): 0.01,
         ("stream", "envoy"): 1.0,
         ("stream", "aiohttp"): 0.55,
+        ("spread", "envoy"): 1.0,
     }
     bars = []
     for (test, peer), target in wanted.items():
@@ -299,7 +310,7 @@ def measure(options: argparse.Namespace, tests: set[str]) -> list[Bar]:
     cores = sorted(os.sched_getaffinity(0))
     bars: list[Bar] = []
     secs, repeats = ("0.5", 2) if options.quick else ("2", 5)
-    for steps in ({"chat", "stream", "hold"}, {"merge"}, {"lone"}, {"overload"}, {"instructions"}):
+    for steps in ({"chat", "stream", "spread", "hold"}, {"merge"}, {"lone"}, {"overload"}, {"instructions"}):
         if not steps & tests:
             continue
         if steps == {"instructions"}:

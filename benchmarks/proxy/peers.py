@@ -37,7 +37,7 @@ class Peer:
     venv: str | None = None
     env: dict[str, str] = field(default_factory=dict)
     boot_s: float = 30
-    tests: tuple[str, ...] = ("chat", "stream", "hold")
+    tests: tuple[str, ...] = ("chat", "stream", "spread", "hold")
 
     @property
     def installed(self) -> bool:
