@@ -42,12 +42,12 @@ class Account:
         self.last_step_s = seconds
         self.step_seconds += seconds
 
-    def stats(self, scheduler: Scheduler) -> EngineStats:
-        """Return the counters together with the gauges of `scheduler` and its pool."""
+    def stats(self, scheduler: Scheduler, waiting: int) -> EngineStats:
+        """Return the counters together with the gauges of `scheduler` and its pool, and how many are `waiting`."""
         pool = scheduler.pool
         return EngineStats(
             running=scheduler.num_running,
-            waiting=scheduler.num_waiting,
+            waiting=waiting,
             free_blocks=pool.num_free,
             cached_blocks=pool.num_cached,
             owned_blocks=pool.num_owned,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import NamedTuple
 
 import torch
@@ -19,10 +20,11 @@ from backend.engine.blocks import BlockPool, IntegrityError
 from backend.engine.choice import Choice, Output
 from backend.engine.detokenizer import Decoder
 from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
+from backend.engine.held import GrammarFactory, Held, MakeGrammar
 from backend.engine.open_request import OpenRequest
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
-from backend.engine.sampler import Draw, Grammar, Sampled, Sampler
+from backend.engine.sampler import Draw, Sampled, Sampler
 from backend.engine.scheduler import Limits, Scheduler
 from backend.engine.sequence import Sequence, SequenceState
 from backend.engine.stats import EngineStats
@@ -30,12 +32,9 @@ from backend.engine.step import OffloadRunner, Runner
 from backend.engine.validation import check_request
 from policies import Policy
 
-__all__ = ["EngineCore", "EngineFault", "GrammarFactory"]
+__all__ = ["EngineCore", "EngineFault"]
 
 logger = logging.getLogger(__name__)
-
-GrammarFactory = Callable[[GenerationRequest], Grammar | None]
-"""Makes what constrains one choice of a request, or None. Raises RequestRefused for one it cannot make."""
 
 MAX_FAILURES = 3
 
@@ -82,7 +81,8 @@ class EngineCore:
 
         `eos_token_ids` is the union of all sources; `max_model_len` the model's own limit; `clock` is monotonic
         seconds; `seeds` gives a seed to requests without one; `root` keys the prefix cache (16 to 64 random bytes);
-        `overlap` says that the runner returns while its device is still at work.
+        `grammars` compiles what constrains a text; `overlap` says that the runner returns while its device is still
+        at work.
         """
         if options.max_num_batched_tokens is None or options.prefill_chunk is None:
             raise ValueError("the options must be resolved for a device first")
@@ -113,6 +113,8 @@ class EngineCore:
         self._max_len = min(max_model_len, options.max_model_len or max_model_len, capacity)
         self._sampler = Sampler(runner.vocab_size)
         self._open: dict[str, OpenRequest] = {}
+        self._held: dict[str, Held] = {}
+        """Accepted, in the order of arrival, and not open until their grammar is compiled."""
         self._choices: dict[Sequence, Choice] = {}
         self._outbox: list[Output | Delta] = []
         self._flight: _Flight | None = None
@@ -120,8 +122,8 @@ class EngineCore:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is open, so that `step` should be called."""
-        return bool(self._open)
+        """Whether a request is open, or one that was held no longer needs to be, so that `step` should be called."""
+        return bool(self._open) or any(held.grammar.done() for held in self._held.values())
 
     @property
     def info(self) -> EngineInfo:
@@ -146,12 +148,21 @@ class EngineCore:
         """Most tokens that one step computes."""
         return self.scheduler.limits.max_num_batched_tokens
 
+    @property
+    def num_waiting(self) -> int:
+        """Sequences in the waiting line, and requests that are held."""
+        return self.scheduler.num_waiting + len(self._held)
+
     # -- requests --------------------------------------------------------------------------------------------
 
-    def add(self, request: GenerationRequest) -> None:
-        """Accept `request`. Raises RequestRefused when it can never be served, EngineOverloaded when not now."""
+    def add(self, request: GenerationRequest, ready: Callable[[], None] | None = None) -> None:
+        """Accept `request`. Raises RequestRefused when it can never be served, EngineOverloaded when not now.
+
+        One with a grammar is held until that is compiled; the first step afterwards takes it in, or ends it where the
+        grammar cannot be enforced. `ready` is called when it is compiled, in the thread that did it.
+        """
         self._account.received += 1
-        if request.id in self._open:
+        if request.id in self._open or request.id in self._held:
             raise RequestRefused(f"a request with the id {request.id!r} is already running")
         check_request(
             request,
@@ -160,15 +171,19 @@ class EngineCore:
             max_len=self._max_len,
             capacity=self._pool.num_blocks * self._pool.block_size,
         )
-        if self.scheduler.num_waiting >= self._options.max_waiting:
-            raise EngineOverloaded(f"{self.scheduler.num_waiting} requests are waiting already")
+        if self.num_waiting >= self._options.max_waiting:
+            raise EngineOverloaded(f"{self.num_waiting} requests are waiting already")
         params = request.params
         sequence = Sequence.of(request, arrival=self._clock(), max_len=self._max_len, eos_token_ids=self._eos)
         self._check_blocks(sequence)
+        grammar = self._compile(request)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
-        self._choices[sequence] = self._make_choice(sequence, seed)
-        self._open[request.id] = OpenRequest(request, sequence, {sequence})
-        self.scheduler.add(sequence)
+        if grammar is None:
+            self._enter(sequence, seed, None)
+            return
+        self._held[request.id] = Held(sequence, seed, grammar)
+        if ready is not None:
+            grammar.add_done_callback(lambda _: ready())
 
     def abort(self, request_id: str) -> list[Delta]:
         """End a request in whatever state it is, and return what there is to tell, its last deltas included.
@@ -181,9 +196,34 @@ class EngineCore:
     def fail_all(self, error: str) -> list[Delta]:
         """End every open request with an error."""
         self._flight = None
-        for request_id in list(self._open):
+        for request_id in [*self._open, *self._held]:
             self._end(request_id, FinishReason.ERROR, error)
         return self.drain()
+
+    def _compile(self, request: GenerationRequest) -> Future[MakeGrammar] | None:
+        if request.grammar is None:
+            return None
+        if self._grammars is None:
+            raise RequestRefused("this engine was built without grammars", request.grammar_param)
+        return self._grammars(request.grammar)
+
+    def _enter(self, sequence: Sequence, seed: int, make_grammar: MakeGrammar | None) -> None:
+        request = sequence.request
+        opened = self._open[request.id] = OpenRequest(request, sequence, make_grammar, {sequence})
+        self._choices[sequence] = self._make_choice(opened, sequence, seed)
+        self.scheduler.add(sequence)
+
+    def _release_held(self) -> None:
+        """Let in, in the order of arrival, those whose grammar is compiled; end those whose grammar failed."""
+        for request_id, held in list(self._held.items()):
+            if not held.grammar.done():
+                continue
+            error = held.grammar.exception()
+            if error is None:
+                del self._held[request_id]
+                self._enter(held.sequence, held.seed, held.grammar.result())
+            else:
+                self._end(request_id, FinishReason.ERROR, str(error), held.sequence.request.grammar_param)
 
     def _check_blocks(self, sequence: Sequence) -> None:
         needed = self.scheduler.expected_blocks(sequence)
@@ -194,8 +234,8 @@ class EngineCore:
                 "max_tokens",
             )
 
-    def _make_choice(self, sequence: Sequence, seed: int) -> Choice:
-        grammar = self._grammars(sequence.request) if self._grammars is not None else None
+    def _make_choice(self, opened: OpenRequest, sequence: Sequence, seed: int) -> Choice:
+        grammar = opened.make_grammar() if opened.make_grammar is not None else None
         return Choice(sequence, self._decoder, seed=seed, grammar=grammar, vocab_size=self._runner.vocab_size)
 
     # -- steps -----------------------------------------------------------------------------------------------
@@ -208,6 +248,7 @@ class EngineCore:
 
     def launch(self) -> None:
         """Decide what the next step computes and start it; nothing happens when there is no work."""
+        self._release_held()
         if not self._open:
             return
         started = self._clock()
@@ -277,9 +318,10 @@ class EngineCore:
             else:
                 seed = self._choices[sequence].sampling.seed
                 family = self.scheduler.fork(sequence)
-                self._open[sequence.request.id].sequences.update(family)
+                opened = self._open[sequence.request.id]
+                opened.sequences.update(family)
                 for child in family[1:]:
-                    self._choices[child] = self._make_choice(child, seed + child.index)
+                    self._choices[child] = self._make_choice(opened, child, seed + child.index)
             choices.extend(family)
             rows.extend([row] * len(family))
         return choices, logits[rows]
@@ -340,19 +382,36 @@ class EngineCore:
         param: str | None = None,
     ) -> None:
         """End a sequence without a token; one that stands for several choices ends all of them."""
-        request_id, first, count = sequence.request.id, sequence.index, sequence.forks
+        first, count = sequence.index, sequence.forks
         usage = self._retire(sequence, completed=False)
-        for index in range(first, first + count):
-            last = usage if index == first + count - 1 else None
+        self._tell_ends(sequence, range(first, first + count), usage, reason, error, param)
+
+    def _tell_ends(
+        self,
+        sequence: Sequence,
+        choices: range,
+        usage: Usage | None,
+        reason: FinishReason,
+        error: str | None,
+        param: str | None,
+    ) -> None:
+        request_id = sequence.request.id
+        for index in choices:
+            last = usage if index == choices[-1] else None
             delta = Delta(request_id, index, "", finish_reason=reason, usage=last, error=error, error_param=param)
             self._outbox.append(delta)
 
-    def _end(self, request_id: str, reason: FinishReason, error: str | None) -> None:
-        """End what is left of a request."""
+    def _end(self, request_id: str, reason: FinishReason, error: str | None, param: str | None = None) -> None:
+        """End a request that is held, or what is left of one that is open."""
+        held = self._held.pop(request_id, None)
+        if held is not None:
+            self._account.finished += 1
+            usage = Usage(held.sequence.num_prompt_tokens, 0)
+            self._tell_ends(held.sequence, range(held.sequence.forks), usage, reason, error, param)
         opened = self._open.get(request_id)
         if opened is not None:
             for sequence in sorted(opened.sequences, key=lambda sequence: sequence.index):
-                self._break_off(sequence, error, reason)
+                self._break_off(sequence, error, reason, param)
 
     def _failed(self, plan: Plan, error: Exception) -> None:
         """End the requests whose step failed. What it may have left in the prefix cache is forgotten."""
@@ -388,7 +447,7 @@ class EngineCore:
 
     def stats(self) -> EngineStats:
         """Return gauges as of now and counters since the start."""
-        return self._account.stats(self.scheduler)
+        return self._account.stats(self.scheduler, waiting=self.num_waiting)
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block, seat and open request is accounted for."""
@@ -396,6 +455,8 @@ class EngineCore:
         known = {sequence for opened in self._open.values() for sequence in opened.sequences}
         if known != set(self.scheduler) or known != self._choices.keys():
             raise IntegrityError("the engine and its scheduler disagree about which sequences there are")
+        if self._held.keys() & self._open.keys():
+            raise IntegrityError("a request is held and open at once")
 
 
 def _one_line(error: BaseException) -> str:

@@ -28,6 +28,7 @@ class Kind(IntEnum):
     EMBED = 3  # job, [[token id]], pooling
     DROP = 4  # job: nobody wants it any more
     CLOSE = 5  #
+    WAKE = 6  # (never sent: the engine process puts it into its own inbox)
     PROGRESS = 10  # stage, fraction
     READY = 11  # EngineInfo
     FAILED = 12  # one line: the engine never came up, or cannot go on

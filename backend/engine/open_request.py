@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from backend.engine.held import MakeGrammar
 from backend.engine.request import GenerationRequest
 from backend.engine.sequence import Sequence
 
@@ -16,6 +17,7 @@ class OpenRequest:
 
     request: GenerationRequest
     first: Sequence
+    make_grammar: MakeGrammar | None = None
     sequences: set[Sequence] = field(default_factory=set)
     """Those that are not over; until the prompt is computed, one stands for all."""
     completion_tokens: int = 0

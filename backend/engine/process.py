@@ -1,8 +1,9 @@
 """The engine's process: a socket on one side, the core's loop on the other.
 
 Started as `python -m backend.engine.process FD`, FD being one end of a socket pair. A thread reads the socket, so
-that the end of the parent is noticed even in the middle of a step or while the model loads; everything else happens
-in the main thread. While there is work the loop takes what has arrived without waiting; without, it sleeps.
+that the end of the parent is noticed even in the middle of a step or while the model loads, and another one compiles
+grammars; everything else happens in the main thread. While there is work the loop takes what has arrived without
+waiting; without, it sleeps, until a frame or a compiled grammar wakes it.
 """
 
 from __future__ import annotations
@@ -73,6 +74,10 @@ class Channel:
             raise _ParentGone
         return frame
 
+    def wake(self) -> None:
+        """Make `receive` return, with a frame that says nothing. May be called from any thread."""
+        self._inbox.put((Kind.WAKE,))
+
     def _read(self) -> None:
         try:
             with self._socket.makefile("rb") as stream:
@@ -131,7 +136,7 @@ class EngineLoop:
         kind = frame[0]
         if kind == Kind.GENERATE:
             try:
-                self._core.add(frame[1])
+                self._core.add(frame[1], self._channel.wake)
             except EngineError as error:
                 self._channel.send((Kind.REFUSED, frame[1].id, error))
         elif kind == Kind.ABORT:

@@ -16,7 +16,7 @@ class EngineStats:
     running: int = 0
     """Sequences that hold blocks (prefilling or decoding)."""
     waiting: int = 0
-    """Sequences that wait: newcomers and preempted ones."""
+    """Sequences that wait: newcomers, those whose grammar is being compiled, and preempted ones."""
     free_blocks: int = 0
     """Blocks with nothing of use in them."""
     cached_blocks: int = 0

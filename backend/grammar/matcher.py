@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
+import queue
+import sys
+import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from concurrent.futures import Future
+from functools import partial
+from typing import Final, NamedTuple, Never
 
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLTokenizer
 
-from backend.engine.errors import RequestRefused
-from backend.engine.request import GenerationRequest
+from backend.engine.held import MakeGrammar
 
-__all__ = ["KEPT_GRAMMARS", "Grammars", "Matcher"]
+__all__ = ["KEPT_GRAMMARS", "Grammars", "Matcher", "Unenforceable"]
+
+logger = logging.getLogger(__name__)
 
 KEPT_GRAMMARS: Final = 64
 """Compiled grammars kept for the next request with the same one."""
+STACK_BYTES: Final = 8 << 20
+"""Well above what the checker allows (`checker.STACK_BYTES`): what passes there must not overflow here."""
+NICENESS: Final = 5
+"""Where steps keep all processors busy, the thread gets about a quarter of one: they go first, and it still moves."""
 
 
-class _Unenforceable(Exception):
+class Unenforceable(Exception):
     """The library refuses a grammar, or all of them."""
 
 
@@ -46,10 +58,11 @@ class Matcher:
 
 
 class Grammars:
-    """Makes the matcher of each choice that asks for one.
+    """Compiles grammars in a thread of its own, so that no step ever waits for one.
 
-    The library's own tokenizer takes seconds for a large vocabulary, so it is made in a thread right away: no step
-    ever waits for it, except where a grammar is asked for in the first seconds.
+    The library lets other threads run while it compiles. Its own tokenizer, which takes seconds for a large
+    vocabulary, is the thread's first work. Whoever asks for a grammar that is known, or under way, shares it; what
+    nobody waits for any more is still finished, and kept.
 
     Args:
         tokenizer_json: returns the tokenizer in the format of tokenizer.json.
@@ -58,48 +71,73 @@ class Grammars:
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], vocab_size: int, eos_token_ids: Iterable[int]) -> None:
-        self._vocab_size = vocab_size
+        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._known: OrderedDict[bytes, Future[MakeGrammar]] = OrderedDict()
         ends = sorted(eos_token_ids)
-        executor = ThreadPoolExecutor(1, thread_name_prefix="grammar")
-        self._tokenizer: Future[LLTokenizer] = executor.submit(
-            lambda: LLTokenizer(tokenizer_json(), n_vocab=vocab_size, eos_token=ends)
+        start = partial(
+            _compile_all,
+            self._jobs,
+            lambda: LLTokenizer(tokenizer_json(), n_vocab=vocab_size, eos_token=ends),
+            vocab_size,
         )
-        executor.shutdown(wait=False)
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
-
-    def __call__(self, request: GenerationRequest) -> Matcher | None:
-        """Return what constrains one choice of `request`, or None.
-
-        Raises:
-            RequestRefused: the grammar cannot be enforced, naming the field that demands it.
-        """
-        if request.grammar is None:
-            return None
+        usual = threading.stack_size(STACK_BYTES)
         try:
-            return Matcher(self._prototype(request.grammar).deep_copy(), self._vocab_size)
-        except _Unenforceable as error:
-            name = f"'{request.grammar_param}'" if request.grammar_param else "the grammar"
-            raise RequestRefused(f"{name} cannot be enforced: {error}", request.grammar_param) from None
+            # A daemon: an engine that ends does not wait for a grammar.
+            threading.Thread(target=start, name="grammar", daemon=True).start()
+        finally:
+            threading.stack_size(usual)
 
-    def _prototype(self, grammar: str) -> LLMatcher:
-        """Compile a grammar, or find it among the last ones: choices of one request, and callers, share schemas."""
-        found = self._compiled.get(grammar)
+    def __call__(self, grammar: str) -> Future[MakeGrammar]:
+        """Return what will make the matchers of choices, or will fail with Unenforceable."""
+        key = hashlib.sha256(grammar.encode()).digest()
+        found = self._known.get(key)
         if found is None:
-            found = LLMatcher(self._library_tokenizer(), grammar, log_level=0)
-            if found.is_error():
-                raise _Unenforceable(" ".join(found.get_error().split()))
-            trial = found.deep_copy()
-            trial.compute_bitmask()
-            if trial.is_error():
-                raise _Unenforceable("no text satisfies it")
-            self._compiled[grammar] = found
-            if len(self._compiled) > KEPT_GRAMMARS:
-                self._compiled.popitem(last=False)
-        self._compiled.move_to_end(grammar)
+            found = self._known[key] = Future()
+            self._jobs.put(_Job(grammar, found))
+            if len(self._known) > KEPT_GRAMMARS:
+                self._known.popitem(last=False)
+        self._known.move_to_end(key)
         return found
 
-    def _library_tokenizer(self) -> LLTokenizer:
+
+class _Job(NamedTuple):
+    grammar: str
+    made: Future[MakeGrammar]
+
+
+def _compile_all(jobs: queue.SimpleQueue[_Job], make_tokenizer: Callable[[], LLTokenizer], vocab_size: int) -> Never:
+    """Work through `jobs` for ever. Steps go first: on Linux, priorities are a thread's own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+    try:
+        tokenizer: LLTokenizer | BaseException = make_tokenizer()
+    except BaseException as error:  # a panic of the library is no Exception; only requests with a grammar need it
+        tokenizer = error
+    while True:
+        job = jobs.get()
         try:
-            return self._tokenizer.result()
-        except Exception as error:  # whatever made it fail, only requests with a grammar need it
-            raise _Unenforceable(f"the library does not take this model's tokenizer: {error}") from error
+            prototype = _compile(tokenizer, job.grammar)
+        except Unenforceable as error:
+            job.made.set_exception(error)
+        except BaseException as error:
+            logger.exception("the grammar library failed")
+            job.made.set_exception(Unenforceable(f"the library failed on it ({type(error).__name__})"))
+        else:
+            job.made.set_result(partial(_matcher, prototype, vocab_size))
+
+
+def _matcher(prototype: LLMatcher, vocab_size: int) -> Matcher:
+    return Matcher(prototype.deep_copy(), vocab_size)
+
+
+def _compile(tokenizer: LLTokenizer | BaseException, grammar: str) -> LLMatcher:
+    if isinstance(tokenizer, BaseException):
+        raise Unenforceable(f"the library does not take this model's tokenizer: {tokenizer}")
+    found = LLMatcher(tokenizer, grammar, log_level=0)
+    if found.is_error():
+        raise Unenforceable(" ".join(found.get_error().split()))
+    trial = found.deep_copy()
+    trial.compute_bitmask()
+    if trial.is_error():
+        raise Unenforceable("no text satisfies it")
+    return found

@@ -12,13 +12,15 @@ import random
 import struct
 from collections.abc import Callable
 from collections.abc import Sequence as Items
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from backend.engine.core import EngineCore, GrammarFactory
+from backend.engine.core import EngineCore
+from backend.engine.held import GrammarFactory, MakeGrammar
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.step import StepInput
 from policies import Policy
@@ -158,6 +160,13 @@ class Clock:
 def fake_options(**options: object) -> EngineOptions:
     defaults: dict[str, object] = {"num_blocks": 64, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
     return EngineOptions(Path("fake"), **{**defaults, **options})  # type: ignore[arg-type]
+
+
+def compiled(make: MakeGrammar) -> GrammarFactory:
+    """A factory that has compiled every grammar already."""
+    done: Future[MakeGrammar] = Future()
+    done.set_result(make)
+    return lambda grammar: done
 
 
 def fake_core(

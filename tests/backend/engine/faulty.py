@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
 
 import torch
 
 from backend.engine.core import EngineCore
 from backend.engine.errors import EngineError
+from backend.engine.held import MakeGrammar
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.step import StepInput
-from tests.backend.engine.fake import FakeRunner, fake_core
+from tests.backend.engine.fake import VOCAB, FakeRunner, fake_core
 
 Progress = Callable[[str, float], None]
 
@@ -59,4 +62,31 @@ class EmbeddingFake(FakeRunner):
 
 def embedding(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
     core = fake_core(options, runner=EmbeddingFake(64, 4))
+    return core, core.info
+
+
+class Anything:
+    def allowed(self) -> torch.Tensor | None:
+        return torch.ones(VOCAB, dtype=torch.bool)
+
+    def accept(self, token: int) -> bool:
+        return True
+
+
+def compile_on_word(grammar: str) -> Future[MakeGrammar]:
+    """Take a grammar for the path of a named pipe, and be done with it when somebody has written to that."""
+    made: Future[MakeGrammar] = Future()
+
+    def work() -> None:
+        if Path(grammar).read_text() == "fails":
+            made.set_exception(ValueError("no text satisfies it"))
+        else:
+            made.set_result(Anything)
+
+    threading.Thread(target=work, daemon=True).start()
+    return made
+
+
+def compiling(options: EngineOptions, progress: Progress) -> tuple[EngineCore, EngineInfo]:
+    core = fake_core(options, grammars=compile_on_word)
     return core, core.info

@@ -348,6 +348,34 @@ async def test_an_engine_whose_steps_keep_failing_ends_and_says_why() -> None:
     await client.close()
 
 
+async def test_a_grammar_that_is_being_compiled_holds_up_its_own_request_only(tmp_path: Path) -> None:
+    """Streams go on, aborting is possible, and an engine that has nothing else to do wakes up for it."""
+    pipes = {name: tmp_path / name for name in ("good", "bad", "never")}
+    for pipe in pipes.values():
+        os.mkfifo(pipe)
+
+    def constrained(name: str) -> GenerationRequest:
+        return GenerationRequest(name, [7, 8], GREEDY, n=2, grammar=str(pipes[name]), grammar_param="guided_regex")
+
+    async with engine("tests.backend.engine.faulty:compiling") as client:
+        held = {name: asyncio.create_task(collect(client, constrained(name))) for name in pipes}
+        free = request("free", [1], replace(GREEDY, max_tokens=50))
+        tokens, _ = await within(collect(client, free))  # type: ignore[misc]
+        assert tokens == {0: greedy([1], 50)}
+        assert not any(task.done() for task in held.values())
+        assert (await client.stats()).waiting == 3
+        await client.abort("never")
+        _, last = await within(held["never"])  # type: ignore[misc]
+        assert last.finish_reason is FinishReason.ABORT
+        await within(asyncio.to_thread(pipes["bad"].write_text, "fails"))
+        _, last = await within(held["bad"])  # type: ignore[misc]
+        assert (last.error, last.error_param) == ("no text satisfies it", "guided_regex")
+        await within(asyncio.to_thread(pipes["good"].write_text, "works"))
+        tokens, _ = await within(held["good"])  # type: ignore[misc]
+        assert tokens == {index: greedy([7, 8], 6) for index in range(2)}
+        await within(until_idle(client))
+
+
 async def test_embeddings_come_back_in_order_and_errors_by_name() -> None:
     async with engine("tests.backend.engine.faulty:embedding") as client:
         vectors = await asyncio.gather(*(client.embed([[i], [i, i]], "mean") for i in range(1, 5)))

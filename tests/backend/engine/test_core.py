@@ -15,6 +15,7 @@ from tests.backend.engine.fake import (
     VOCAB,
     FakeDecoder,
     FakeRunner,
+    compiled,
     fake_core,
     fake_options,
     greedy,
@@ -213,10 +214,8 @@ class Evens:
 
 
 def test_every_choice_follows_a_grammar_of_its_own_through_preemption() -> None:
-    core = fake_core(
-        fake_options(num_blocks=5, block_size=2), grammars=lambda one: Evens() if one.id != "free" else None
-    )
-    core.add(request("a", [1, 2, 3], SamplingParams(max_tokens=6, seed=1), n=2))
+    core = fake_core(fake_options(num_blocks=5, block_size=2), grammars=compiled(Evens))
+    core.add(request("a", [1, 2, 3], SamplingParams(max_tokens=6, seed=1), n=2, grammar="even"))
     core.add(request("free", [1, 2], replace(GREEDY, max_tokens=6)))
     results = run(core)
     for index in range(2):

@@ -9,7 +9,7 @@ import torch
 
 from backend.engine.core import EngineFault
 from backend.engine.request import Delta, FinishReason
-from tests.backend.engine.fake import VOCAB, FakeRunner, fake_core, fake_options, greedy
+from tests.backend.engine.fake import VOCAB, FakeRunner, compiled, fake_core, fake_options, greedy
 from tests.backend.engine.results import GREEDY, Results, request, run
 
 
@@ -98,7 +98,7 @@ class Moody:
 def test_a_grammar_that_fails_on_the_way_fails_its_own_request_and_blames_its_field(
     mood: str, temperature: float, overlap: bool
 ) -> None:
-    core = fake_core(grammars=lambda one: Moody(mood) if one.grammar else None, overlap=overlap)
+    core = fake_core(grammars=compiled(lambda: Moody(mood)), overlap=overlap)
     core.add(request("free", [1, 2]))
     params = replace(GREEDY, temperature=temperature, seed=1, logprobs=1)
     core.add(request("held", [1, 2], params, grammar="g", grammar_param="guided_regex", n=2))

@@ -12,11 +12,11 @@ pytest.importorskip("llguidance")
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from backend.engine.errors import RequestRefused
 from backend.engine.request import GenerationRequest, SamplingParams
 from backend.grammar import source
-from backend.grammar.matcher import KEPT_GRAMMARS, Grammars, Matcher
+from backend.grammar.matcher import KEPT_GRAMMARS, Grammars, Matcher, Unenforceable
 from backend.tokenizer import byte_alphabet
+from tests.backend.engine.fake import fake_core
 
 EOS = 256
 VOCAB = 260
@@ -32,26 +32,21 @@ def grammars() -> Grammars:
     return Grammars(tokenizer.to_str, VOCAB, {EOS})
 
 
-def matcher(grammars: Grammars, grammar: str | None) -> Matcher:
-    made = grammars(GenerationRequest("r", [1], SamplingParams(), grammar=grammar, grammar_param="guided_regex"))
-    assert made is not None
+def matcher(grammars: Grammars, grammar: str) -> Matcher:
+    made = grammars(grammar).result()()
+    assert isinstance(made, Matcher)
     return made
 
 
-def test_request_without_a_grammar_is_free(grammars: Grammars) -> None:
-    assert grammars(GenerationRequest("r", [1], SamplingParams())) is None
-
-
 def test_grammar_that_cannot_be_enforced_is_refused(grammars: Grammars) -> None:
-    with pytest.raises(RequestRefused, match="cannot be enforced"):
+    with pytest.raises(Unenforceable, match="Invalid type: strin"):
         matcher(grammars, source.from_json_schema({"type": "strin"}))
 
 
 @pytest.mark.parametrize("grammar", [source.from_regex(r"a[^\s\S]"), source.from_lark("start: start")])
 def test_grammar_that_no_text_satisfies_is_refused(grammars: Grammars, grammar: str) -> None:
-    with pytest.raises(RequestRefused, match="'guided_regex' cannot be enforced: no text satisfies it") as refused:
+    with pytest.raises(Unenforceable, match="no text satisfies it"):
         matcher(grammars, grammar)
-    assert refused.value.param == "guided_regex"
 
 
 @pytest.mark.parametrize(
@@ -62,14 +57,13 @@ def test_grammar_that_no_text_satisfies_is_refused(grammars: Grammars, grammar: 
     ],
     ids=["words", "no end token"],
 )
-def test_model_whose_tokenizer_the_library_does_not_take_refuses_grammars_only(
+def test_model_whose_tokenizer_the_library_does_not_take_refuses_every_grammar(
     tokenizer: Tokenizer, ends: set[int]
 ) -> None:
     grammars = Grammars(tokenizer.to_str, VOCAB, ends)
-    with pytest.raises(RequestRefused, match="does not take this model's tokenizer") as refused:
-        matcher(grammars, source.from_choices(["a"]))
-    assert refused.value.param == "guided_regex"
-    assert grammars(GenerationRequest("r", [1], SamplingParams())) is None
+    for _ in range(2):
+        with pytest.raises(Unenforceable, match="does not take this model's tokenizer"):
+            matcher(grammars, source.from_choices(["a"]))
 
 
 def test_grammar_that_gives_up_on_the_way_never_passes_for_a_complete_text(grammars: Grammars) -> None:
@@ -109,6 +103,35 @@ def test_grammars_that_were_forgotten_are_compiled_again(grammars: Grammars) -> 
     for i in range(KEPT_GRAMMARS + 2):
         assert matcher(grammars, source.from_choices([f"x{i}"])).accept(ord("x"))
     assert matcher(grammars, source.from_choices(["x0"])).accept(ord("x"))
+
+
+def test_grammar_that_was_compiled_or_is_being_compiled_is_not_compiled_again(grammars: Grammars) -> None:
+    first = source.from_choices(["shared"])
+    under_way = grammars(first)
+    assert grammars(str(first.encode(), "utf-8")) is under_way
+    under_way.result()
+    assert grammars(first) is under_way
+    assert grammars(source.from_choices(["other"])) is not under_way
+
+
+def test_steps_go_on_while_a_large_schema_is_compiled(grammars: Grammars) -> None:
+    """The library must let go of the interpreter meanwhile, or a thread of its own would be of no use."""
+    large = source.from_json_schema(
+        {
+            "type": "object",
+            "properties": {
+                f"p{i}": {"type": "object", "properties": {"a": {"enum": [f"v{i}"]}}} for i in range(1500)
+            },
+        }
+    )
+    core = fake_core(grammars=grammars)
+    core.add(GenerationRequest("running", [1], SamplingParams(max_tokens=200, temperature=0.0, ignore_eos=True)))
+    core.add(GenerationRequest("held", [2], SamplingParams(), grammar=large))
+    compiled = grammars(large)
+    tokens = 0
+    while not compiled.done():
+        tokens += sum(len(delta.token_ids) for delta in core.step() if delta.request_id == "running")
+    assert tokens >= 20
 
 
 def test_random_walk_through_the_masks_writes_valid_json(grammars: Grammars) -> None:
