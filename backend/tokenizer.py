@@ -12,6 +12,7 @@ import tokenizers
 from backend.chat_template import ChatTemplate
 from backend.models.config import read_json
 from backend.models.errors import ModelError
+from backend.token_bound import TokenBound
 
 __all__ = ["Tokenizer", "byte_alphabet"]
 
@@ -56,7 +57,10 @@ class Tokenizer:
         self.eos_token_ids: frozenset[int] = frozenset(eos_token_ids) | frozenset(
             () if named_eos is None else (named_eos,)
         )
-        self._alphabet = byte_alphabet() if self._is_byte_level() else None
+        description = json.loads(backend.to_str())
+        alphabet = byte_alphabet()
+        self._alphabet = alphabet if (description["decoder"] or {}).get("type") == "ByteLevel" else None
+        self._bound = TokenBound.of(description, alphabet)
         self._bytes: dict[int, bytes] = {}
 
     @classmethod
@@ -110,6 +114,10 @@ class Tokenizer:
             list(item.ids) for item in self._backend.encode_batch(list(texts), add_special_tokens=add_special_tokens)
         ]
 
+    def least_tokens(self, text: str) -> int:
+        """Return, without tokenising, a number such that `text` has at least so many tokens; 0 where none is sure."""
+        return 0 if self._bound is None else self._bound.least_tokens(text)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids; incomplete UTF-8 becomes U+FFFD."""
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
@@ -140,10 +148,6 @@ class Tokenizer:
         if all(character in alphabet for character in token):
             return bytes(alphabet[character] for character in token)
         return token.encode()
-
-    def _is_byte_level(self) -> bool:
-        decoder = json.loads(self._backend.to_str())["decoder"] or {}
-        return decoder.get("type") == "ByteLevel"
 
     def apply_chat_template(
         self,

@@ -103,6 +103,7 @@ async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[d
         raise InvalidRequest(
             f"The model's chat template refuses these messages: {error}", param="messages", code="template_error"
         ) from error
+    service.check_text(text, "messages")
     (ids,) = await service.encode([text], add_special_tokens=False)
     service.check_prompt(ids, "messages")
     return ids

@@ -82,6 +82,8 @@ async def read_prompts(service: Service, value: Any, param: str, *, max_prompts:
         [] if isinstance(prompt, str) else token_ids(param, prompt, service.model.vocab_size) for prompt in prompts
     ]
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    for text in texts:
+        service.check_text(text, param)
     encoded = iter(await service.encode(texts, add_special_tokens=True))
     ids = [next(encoded) if isinstance(prompt, str) else tokens for prompt, tokens in zip(prompts, ids, strict=True)]
     for tokens in ids:

@@ -55,6 +55,10 @@ class TextTokenizer(Protocol):
         """Text to token ids."""
         ...
 
+    def least_tokens(self, text: str) -> int:
+        """Return, at once, a number such that the text has at least so many tokens."""
+        ...
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Token ids to text."""
         ...
@@ -175,6 +179,16 @@ class Service:
             return work(texts)
         return await self.in_thread(work, texts)
 
+    def check_text(self, text: str, param: str) -> None:
+        """Refuse a prompt that is too long whatever its tokens are: tokenising it could take many seconds.
+
+        Raises:
+            InvalidRequest: with both numbers.
+        """
+        least = self.model.tokenizer.least_tokens(text)
+        if least >= self.model.max_model_len:
+            raise self._too_long(f"at least {least}", param)
+
     def check_prompt(self, ids: list[int], param: str) -> None:
         """Refuse a prompt that is empty or leaves no room for an output token.
 
@@ -184,12 +198,15 @@ class Service:
         if not ids:
             raise InvalidRequest(f"'{param}' must hold at least one token.", param=param, code="invalid_value")
         if len(ids) >= self.model.max_model_len:
-            raise InvalidRequest(
-                f"This model's context is {self.model.max_model_len} tokens; a prompt may have at most "
-                f"{self.model.max_model_len - 1} of them, but '{param}' has {len(ids)}.",
-                param=param,
-                code="context_length_exceeded",
-            )
+            raise self._too_long(str(len(ids)), param)
+
+    def _too_long(self, tokens: str, param: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"This model's context is {self.model.max_model_len} tokens; a prompt may have at most "
+            f"{self.model.max_model_len - 1} of them, but '{param}' has {tokens}.",
+            param=param,
+            code="context_length_exceeded",
+        )
 
     @contextmanager
     def admit(self, sequences: int) -> Iterator[None]:

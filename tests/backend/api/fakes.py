@@ -24,6 +24,9 @@ class ByteTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(text.encode())
 
+    def least_tokens(self, text: str) -> int:
+        return -(-len(text.encode()) // 2)
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return bytes(token for token in ids if token < 256).decode(errors="replace")
 

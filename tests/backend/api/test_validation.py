@@ -10,6 +10,7 @@ import pytest
 
 from backend.grammar import source
 from tests.backend.api.conftest import StartWorker, Worker
+from tests.backend.api.fakes import ByteTokenizer
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -215,6 +216,40 @@ async def test_every_name_and_no_name_reach_the_model(worker: Worker, name: str 
     status, answer = await worker.post(CHAT, model=name, messages=HELLO)
     assert status == 200
     assert answer["model"] == (name or "fake")
+
+
+class Counting(ByteTokenizer):
+    """Says that a token has two bytes at most, and counts what it is asked to tokenise."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.texts += 1
+        return super().encode(text, add_special_tokens)
+
+
+@pytest.mark.parametrize(
+    ("path", "param", "around"),
+    [(TEXT, "prompt", 0), (EMBED, "input", 0), (CHAT, "messages", len("user: " + "\nassistant:"))],
+)
+@pytest.mark.parametrize(("size", "least", "tokenised"), [(200, "at least 100", False), (198, "198", True)])
+async def test_prompt_that_cannot_fit_whatever_its_tokens_are_is_refused_before_it_is_tokenised(
+    start_worker: StartWorker, path: str, param: str, around: int, size: int, least: str, tokenised: bool
+) -> None:
+    tokenizer = Counting()
+    worker = await start_worker(tokenizer=tokenizer, max_model_len=100)
+    text = "x" * (size - around)
+    value = [{"role": "user", "content": text}] if param == "messages" else [text, "short"]
+    status, answer = await worker.post(path, **{param: value})
+    assert status == 400
+    assert answer["error"]["code"] == "context_length_exceeded"
+    assert answer["error"]["param"] == param
+    assert answer["error"]["message"] == (
+        f"This model's context is 100 tokens; a prompt may have at most 99 of them, but '{param}' has {least}."
+    )
+    assert bool(tokenizer.texts) == tokenised
+    assert not worker.engine.requests
 
 
 async def test_too_large_body_is_413_with_and_without_a_length(start_worker: StartWorker) -> None:

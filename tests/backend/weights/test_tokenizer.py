@@ -63,6 +63,12 @@ def test_decoding_undoes_encoding(demo: Tokenizer, text: str) -> None:
     assert demo.decode(demo.encode(text), skip_special_tokens=False) == text
 
 
+@pytest.mark.parametrize("text", [*TEXTS, " " * 160 + "#" * 80, "\U00040000\x04" * 9, "a" * 4000])
+def test_the_demo_tokenizer_knows_a_bound_that_no_text_falls_below(demo: Tokenizer, text: str) -> None:
+    tokens = len(demo.encode(text))
+    assert (len(text) >= 4000) <= demo.least_tokens(text) <= tokens
+
+
 def test_digits_are_single_tokens(demo: Tokenizer) -> None:
     assert [demo.id_to_token(index) for index in demo.encode("4096")] == ["4", "0", "9", "6"]
 
