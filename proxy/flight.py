@@ -289,6 +289,9 @@ class Flight(Asking):
             if answer.status in OVERLOAD:
                 self._spill(self.pool)
             body = answer.body
+            if self.call is not None and self.wire is not None:
+                tap = self.ticket.tap = self.wire.tap(self.call, "application/json")
+                tap.feed(body)
             self._write_answer(
                 answer.status, answer.reason, answer.lines, body, len(body), known_id=answer.request_id_known
             )
@@ -375,8 +378,17 @@ class Flight(Asking):
         self.over = True
         self._rest = None
         self._give_back()
+        self.service.lifecycle.left()
+        try:
+            self._sum_up()
+        finally:
+            if self.visit is not None:
+                self.visit.leave(self.ticket, monotonic())
+            self.incoming.protocol.moved()
+
+    def _sum_up(self) -> None:
+        """Tell whoever counts, learns, traces and logs what became of the request."""
         pool, ticket, service = self.pool, self.ticket, self.service
-        service.lifecycle.left()
         obs = None if pool is None else pool.finished(ticket)
         if obs is None and ticket.route not in _PROBES:
             obs = ticket.observation("", monotonic())
@@ -387,6 +399,3 @@ class Flight(Asking):
             service.hooks.traced(obs, ticket.trace.hex)
         if service.access_log is not None:
             service.access_log.note(ticket, self.incoming.fields, obs, monotonic())
-        if self.visit is not None:
-            self.visit.leave(ticket, monotonic())
-        self.incoming.protocol.moved()

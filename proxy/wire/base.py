@@ -4,11 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
-__all__ = ["BadRequest", "Call", "Head", "MergeMismatch", "Reply", "Route", "Tap", "Usage", "WireFormat"]
+__all__ = [
+    "LARGEST_COUNT",
+    "BadRequest",
+    "Call",
+    "Head",
+    "MergeMismatch",
+    "Reply",
+    "Route",
+    "Tap",
+    "Usage",
+    "WireFormat",
+]
 
 
 class BadRequest(Exception):
@@ -140,6 +151,10 @@ class Reply:
         self.body = body
         self.content_type = content_type
         self.headers = headers
+
+
+LARGEST_COUNT: Final = 1_000_000_000
+"""What claims to be more tokens than that is no count: one absurd answer must not spoil every sum it goes into."""
 
 
 @dataclass(slots=True, init=False)

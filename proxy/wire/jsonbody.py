@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.wire.base import BadRequest, Head
+from proxy.wire.base import LARGEST_COUNT, BadRequest, Head
 
 __all__ = ["canonical", "load_object", "model_name", "positive", "whole"]
 
@@ -45,10 +45,10 @@ def model_name(payload: Mapping[str, Any]) -> str:
 
 
 def whole(value: Any) -> int | None:
-    """Return `value` when it is a whole number >= 0 that survives a double, else None."""
+    """Return `value` when it is a whole number from 0 to LARGEST_COUNT, else None."""
     if type(value) is int:
-        return value if value >= 0 else None
-    if type(value) is float and 0.0 <= value < _EXACT_LIMIT and value.is_integer():
+        return value if 0 <= value <= LARGEST_COUNT else None
+    if type(value) is float and 0.0 <= value <= LARGEST_COUNT and value.is_integer():
         return int(value)
     return None
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.wire.base import Tap, Usage
+from proxy.wire.base import LARGEST_COUNT, Tap, Usage
 
 __all__ = ["TailTap", "count", "last_object", "last_scalar", "read_usage"]
 
@@ -161,6 +161,8 @@ def _counted(usage: bytes, name: bytes) -> int:
     while at < size and 0x30 <= (digit := rest[at]) <= 0x39:
         total = 10 * total + digit - 0x30
         at += 1
+        if total > LARGEST_COUNT:
+            return -1
     return total if found and at and (at == size or rest[at] == _COMMA) else -1
 
 
@@ -180,6 +182,6 @@ def count(usage: dict[str, Any], *names: str) -> int | None:
     """Return the first of the named members that is a count, None when none is."""
     for name in names:
         value = usage.get(name)
-        if type(value) is int and value >= 0:
+        if type(value) is int and 0 <= value <= LARGEST_COUNT:
             return value
     return None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from proxy.wire.base import LARGEST_COUNT
+
 __all__ = ["apportion", "split_usage"]
 
 _OUTPUT_PREFIXES = ("completion", "output")
@@ -49,7 +51,7 @@ def split_usage(
         by = outputs if outputs is not None and name.startswith(_OUTPUT_PREFIXES) else inputs
         if added_up and name == "total_tokens":
             values: Sequence[Any] = [value] * len(parts)  # keeps its place in the order
-        elif type(value) is int and value >= 0:
+        elif type(value) is int and 0 <= value <= LARGEST_COUNT:
             values = apportion(value, by)
         elif type(value) is dict:
             values = split_usage(value, by, depth=depth - 1)

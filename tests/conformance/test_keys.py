@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -204,6 +205,33 @@ async def test_merged_requests_are_charged_and_kept_apart_by_tenant() -> None:
                 assert answer.status == 200
             assert rig.finished()[-1] == ("default", tenant)
             assert secret not in str(rig.up.seen[-1].headers)
+
+
+@pytest.mark.parametrize("dispatch", ["gate", "merge"])
+async def test_what_is_charged_is_what_the_answer_says_merged_or_not(dispatch: str) -> None:
+    said = {"object": "list", "data": [{"index": 0, "embedding": [0.5]}], "usage": {"prompt_tokens": 77}}
+    async with Rig(key(limits={"tokens_per_minute": 100}), dispatch=dispatch) as rig:
+        shown, asked = {"x-api-key": KEY}, {"model": "m", "input": "x"}
+        statuses = []
+        for _ in range(3):
+            answer = await rig.client.ask(
+                "POST", "/v1/embeddings", shown, body=asked, mock={"body": json.dumps(said)}
+            )  # fmt: skip
+            statuses.append(answer.status)
+        assert [obs.prompt_tokens for obs, _, _ in rig.stack.counts.finished][:1] == [77]
+        assert statuses == [200, 200, 429]
+
+
+@pytest.mark.parametrize("digits", [11, 26, 310])
+async def test_an_absurd_count_is_no_count_and_keeps_no_place(digits: int) -> None:
+    said = '{"choices":[{"finish_reason":"stop"}],"usage":{"prompt_tokens":7,"completion_tokens":%s}}' % (
+        "9" * digits
+    )
+    async with Rig(key(limits={"max_inflight": 1, "tokens_per_minute": 1000})) as rig:
+        for _ in range(3):
+            answer = await rig.client.ask("POST", CHAT_PATH, {"x-api-key": KEY}, body=CHAT, mock={"body": said})
+            assert (answer.status, answer.body) == (200, said.encode())
+        assert [obs.output_tokens for obs, _, _ in rig.stack.counts.finished] == [0] * 3
 
 
 async def test_a_swap_of_keys_counts_for_open_connections_too() -> None:
