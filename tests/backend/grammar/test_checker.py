@@ -97,7 +97,8 @@ async def test_the_process_ends_with_its_parent_even_in_the_middle_of_a_grammar(
     process.stdin.close()  # what the kernel does for a parent that is killed
     with pytest.raises(GrammarError):
         await waiting
-    assert await process.wait() == 0
+    # Had it not ended by itself, it would have been killed: -9. Where another wait was quicker, asyncio says 255.
+    assert await process.wait() in (0, 255)
 
 
 async def test_closing_ends_the_process(checker: GrammarChecker) -> None:
