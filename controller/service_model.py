@@ -7,6 +7,7 @@ better lately.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections import deque
 from math import exp, log
@@ -32,23 +33,23 @@ def _prior_slope(mean_load: float, mean_seconds: float) -> float:
     return 0.75 * base / (base + 2.0) * mean_seconds / base
 
 
-class Expert:
+class Expert(ABC):
     """One way of predicting the service time from the load."""
 
     def __init__(self, residuals: ResidualRing) -> None:
         self.residuals = residuals
 
+    @abstractmethod
     def predict(self, load: float) -> float:
         """Return the expected service time in seconds; half a second before the first sample."""
-        raise NotImplementedError
 
+    @abstractmethod
     def observe(self, load: float, seconds: float, predicted: float) -> None:
         """Learn from one call, for which `predict(load)` was `predicted`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scale(self, factor: float) -> None:
         """Multiply every prediction."""
-        raise NotImplementedError
 
 
 class _Line:

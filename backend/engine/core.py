@@ -20,7 +20,7 @@ from backend.engine.blocks import BlockPool, IntegrityError
 from backend.engine.choice import Choice, Output
 from backend.engine.detokenizer import Decoder
 from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
-from backend.engine.held import GrammarFactory, Held, MakeGrammar
+from backend.engine.held import GrammarFactory, Held, HeldRequests, MakeGrammar
 from backend.engine.open_request import OpenRequest
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
@@ -113,8 +113,8 @@ class EngineCore:
         self._max_len = min(max_model_len, options.max_model_len or max_model_len, capacity)
         self._sampler = Sampler(runner.vocab_size)
         self._open: dict[str, OpenRequest] = {}
-        self._held: dict[str, Held] = {}
-        """Accepted, in the order of arrival, and not open until their grammar is compiled."""
+        self._held = HeldRequests()
+        """Accepted, and not open until their grammar is compiled."""
         self._choices: dict[Sequence, Choice] = {}
         self._outbox: list[Output | Delta] = []
         self._flight: _Flight | None = None
@@ -123,7 +123,7 @@ class EngineCore:
     @property
     def has_work(self) -> bool:
         """Whether a request is open, or one that was held no longer needs to be, so that `step` should be called."""
-        return bool(self._open) or any(held.grammar.done() for held in self._held.values())
+        return bool(self._open) or self._held.any_ready
 
     @property
     def info(self) -> EngineInfo:
@@ -181,9 +181,7 @@ class EngineCore:
         if grammar is None:
             self._enter(sequence, seed, None)
             return
-        self._held[request.id] = Held(sequence, seed, grammar)
-        if ready is not None:
-            grammar.add_done_callback(lambda _: ready())
+        self._held.hold(Held(sequence, seed, grammar), ready)
 
     def abort(self, request_id: str) -> list[Delta]:
         """End a request in whatever state it is, and return what there is to tell, its last deltas included.
@@ -215,15 +213,14 @@ class EngineCore:
 
     def _release_held(self) -> None:
         """Let in, in the order of arrival, those whose grammar is compiled; end those whose grammar failed."""
-        for request_id, held in list(self._held.items()):
-            if not held.grammar.done():
-                continue
+        for held in self._held.ready():
+            request = held.sequence.request
             error = held.grammar.exception()
             if error is None:
-                del self._held[request_id]
+                self._held.take(request.id)
                 self._enter(held.sequence, held.seed, held.grammar.result())
             else:
-                self._end(request_id, FinishReason.ERROR, str(error), held.sequence.request.grammar_param)
+                self._end(request.id, FinishReason.ERROR, str(error), request.grammar_param)
 
     def _check_blocks(self, sequence: Sequence) -> None:
         needed = self.scheduler.expected_blocks(sequence)
@@ -403,7 +400,7 @@ class EngineCore:
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None, param: str | None = None) -> None:
         """End a request that is held, or what is left of one that is open."""
-        held = self._held.pop(request_id, None)
+        held = self._held.take(request_id)
         if held is not None:
             self._account.finished += 1
             usage = Usage(held.sequence.num_prompt_tokens, 0)
@@ -455,7 +452,7 @@ class EngineCore:
         known = {sequence for opened in self._open.values() for sequence in opened.sequences}
         if known != set(self.scheduler) or known != self._choices.keys():
             raise IntegrityError("the engine and its scheduler disagree about which sequences there are")
-        if self._held.keys() & self._open.keys():
+        if any(request_id in self._open for request_id in self._held):
             raise IntegrityError("a request is held and open at once")
 
 

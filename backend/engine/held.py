@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from backend.engine.sampler import Grammar
 from backend.engine.sequence import Sequence
 
-__all__ = ["GrammarFactory", "Held", "MakeGrammar"]
+__all__ = ["GrammarFactory", "Held", "HeldRequests", "MakeGrammar"]
 
 MakeGrammar = Callable[[], Grammar]
 """Makes what constrains one choice, at once; every choice of a request gets its own."""
@@ -24,3 +24,38 @@ class Held(NamedTuple):
     sequence: Sequence
     seed: int
     grammar: Future[MakeGrammar]
+
+
+class HeldRequests:
+    """Those requests, in the order of their arrival."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._held)
+
+    @property
+    def any_ready(self) -> bool:
+        """Whether one of them need not be held any longer, its grammar compiled or failed."""
+        return any(held.grammar.done() for held in self._held.values())
+
+    def hold(self, held: Held, ready: Callable[[], None] | None) -> None:
+        """Keep a request; `ready` is called when its grammar is compiled or failed, in the thread that did it."""
+        self._held[held.sequence.request.id] = held
+        if ready is not None:
+            held.grammar.add_done_callback(lambda _: ready())
+
+    def ready(self) -> list[Held]:
+        """Return those that need not be held any longer. They are kept until they are taken."""
+        return [held for held in self._held.values() if held.grammar.done()]
+
+    def take(self, request_id: str) -> Held | None:
+        """Give up one of them; None when it is not held."""
+        return self._held.pop(request_id, None)
