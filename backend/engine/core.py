@@ -10,21 +10,19 @@ import logging
 import random
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
-
-import torch
 
 from backend.engine.account import Account
 from backend.engine.batch import Plan
 from backend.engine.blocks import BlockPool, IntegrityError
-from backend.engine.choice import Choice, Output
+from backend.engine.choice import Output
 from backend.engine.detokenizer import Decoder
 from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
+from backend.engine.executor import Executor, Flight
 from backend.engine.held import GrammarFactory, Held, HeldRequests, MakeGrammar
-from backend.engine.open_request import OpenRequest
+from backend.engine.open_requests import OpenRequests
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.request import Delta, FinishReason, GenerationRequest, Usage
-from backend.engine.sampler import Draw, Sampled, Sampler
+from backend.engine.sampler import Sampled
 from backend.engine.scheduler import Limits, Scheduler
 from backend.engine.sequence import Sequence, SequenceState
 from backend.engine.stats import EngineStats
@@ -41,17 +39,6 @@ MAX_FAILURES = 3
 
 class EngineFault(EngineError):
     """Step after step failed: the engine cannot go on."""
-
-
-class _Flight(NamedTuple):
-    """A step that was started and not collected."""
-
-    plan: Plan
-    started: float
-    sequences: list[Sequence]
-    """[S] the sequence of each sampled row."""
-    draw: Draw | None
-    """Their tokens; None when the step only computed parts of prompts."""
 
 
 class EngineCore:
@@ -89,7 +76,6 @@ class EngineCore:
         if options.offload_blocks and not isinstance(runner, OffloadRunner):
             raise EngineError("offload_blocks must be 0: this runner keeps nothing outside of the KV cache")
         self._runner = runner
-        self._decoder = decoder
         self._options = options
         self._eos = frozenset(eos_token_ids)
         self._clock = clock
@@ -111,13 +97,12 @@ class EngineCore:
         self.scheduler = Scheduler(self._pool, limits, policy)
         capacity = runner.num_blocks * runner.block_size
         self._max_len = min(max_model_len, options.max_model_len or max_model_len, capacity)
-        self._sampler = Sampler(runner.vocab_size)
-        self._open: dict[str, OpenRequest] = {}
+        self._open = OpenRequests(decoder, runner.vocab_size)
         self._held = HeldRequests()
         """Accepted, and not open until their grammar is compiled."""
-        self._choices: dict[Sequence, Choice] = {}
+        self._executor = Executor(runner, self.scheduler, self._open)
         self._outbox: list[Output | Delta] = []
-        self._flight: _Flight | None = None
+        self._flight: Flight | None = None
         self._account = Account()
 
     @property
@@ -206,9 +191,7 @@ class EngineCore:
         return self._grammars(request.grammar)
 
     def _enter(self, sequence: Sequence, seed: int, make_grammar: MakeGrammar | None) -> None:
-        request = sequence.request
-        opened = self._open[request.id] = OpenRequest(request, sequence, make_grammar, {sequence})
-        self._choices[sequence] = self._make_choice(opened, sequence, seed)
+        self._open.enter(sequence, seed, make_grammar)
         self.scheduler.add(sequence)
 
     def _release_held(self) -> None:
@@ -230,10 +213,6 @@ class EngineCore:
                 f"lower max_tokens or n",
                 "max_tokens",
             )
-
-    def _make_choice(self, opened: OpenRequest, sequence: Sequence, seed: int) -> Choice:
-        grammar = opened.make_grammar() if opened.make_grammar is not None else None
-        return Choice(sequence, self._decoder, seed=seed, grammar=grammar, vocab_size=self._runner.vocab_size)
 
     # -- steps -----------------------------------------------------------------------------------------------
 
@@ -258,7 +237,7 @@ class EngineCore:
                 sequence.started = True
                 self._account.queue.observe(started - sequence.job.arrival)
         try:
-            self._flight = self._execute(plan, started)
+            self._flight = self._executor.start(plan, started)
         except Exception as error:
             self._failed(plan, error)
 
@@ -268,11 +247,11 @@ class EngineCore:
         if flight is None:
             return
         try:
-            sampled = flight.draw.result() if flight.draw is not None else []
+            sampled = flight.result()
         except Exception as error:
             self._failed(flight.plan, error)
             return
-        for sequence, result in zip(flight.sequences, sampled, strict=True):
+        for sequence, result in sampled:
             self._advance(sequence, result)
         plan = flight.plan
         self._account.step(len(plan.rows), len(plan.step.token_ids), self._clock() - flight.started)
@@ -282,51 +261,10 @@ class EngineCore:
         outbox, self._outbox = self._outbox, []
         return [entry.delta() if isinstance(entry, Output) else entry for entry in outbox]
 
-    def _execute(self, plan: Plan, started: float) -> _Flight:
-        if plan.saves or plan.loads:
-            self._offload(plan)
-        if plan.copies:
-            self._runner.copy_blocks(plan.copies)
-        logits = self._runner.execute(plan.step)
-        self.scheduler.commit(plan)
-        sequences = plan.sampled
-        if not sequences:
-            return _Flight(plan, started, sequences, None)
-        if any(sequence.forks > 1 for sequence in sequences):
-            sequences, logits = self._fork(sequences, logits)
-        states = [self._choices[sequence].sampling for sequence in sequences]
-        return _Flight(plan, started, sequences, self._sampler.launch(logits, states))
-
-    def _offload(self, plan: Plan) -> None:
-        runner = self._runner
-        assert isinstance(runner, OffloadRunner), "without such a runner there is no offload budget"
-        for saved, blocks in plan.saves:
-            saved.content = runner.save_blocks(blocks)
-        for saved, first, blocks in plan.loads:
-            runner.load_blocks(saved.content, first, blocks)
-
-    def _fork(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Sequence], torch.Tensor]:
-        """Give every choice of a request whose prompt is now computed a sequence and a row of logits of its own."""
-        rows: list[int] = []
-        choices: list[Sequence] = []
-        for row, sequence in enumerate(sequences):
-            if sequence.forks == 1:
-                family = [sequence]
-            else:
-                seed = self._choices[sequence].sampling.seed
-                family = self.scheduler.fork(sequence)
-                opened = self._open[sequence.request.id]
-                opened.sequences.update(family)
-                for child in family[1:]:
-                    self._choices[child] = self._make_choice(opened, child, seed + child.index)
-            choices.extend(family)
-            rows.extend([row] * len(family))
-        return choices, logits[rows]
-
     def _advance(self, sequence: Sequence, sampled: Sampled) -> None:
         """Add one sampled token to a sequence and see whether it goes on."""
         token, logprob = sampled
-        choice = self._choices[sequence]
+        choice = self._open.choice(sequence)
         if token >= 0:
             self._count_token(sequence)
             sequence.tokens.append(token)
@@ -351,19 +289,16 @@ class EngineCore:
         if sequence.index == 0 and sequence.num_output_tokens == 0:
             self._account.prompt_tokens += sequence.num_prompt_tokens
         self._account.generation_tokens += 1
-        self._open[sequence.request.id].completion_tokens += 1
+        self._open.of(sequence).completion_tokens += 1
 
     # -- ends ------------------------------------------------------------------------------------------------
 
     def _retire(self, sequence: Sequence, *, completed: bool) -> Usage | None:
         """Forget a sequence: the only way out, for every reason there is. Returns the usage after the last one."""
         self.scheduler.remove(sequence, SequenceState.COMPLETED if completed else SequenceState.ABORTED)
-        del self._choices[sequence]
-        opened = self._open[sequence.request.id]
-        opened.sequences.remove(sequence)
+        opened = self._open.leave(sequence)
         if opened.sequences:
             return None
-        del self._open[sequence.request.id]
         self._account.finished += 1
         if opened.first.admitted:
             self.scheduler.policy.completed(sequence.job, opened.completion_tokens)
@@ -405,10 +340,8 @@ class EngineCore:
             self._account.finished += 1
             usage = Usage(held.sequence.num_prompt_tokens, 0)
             self._tell_ends(held.sequence, range(held.sequence.forks), usage, reason, error, param)
-        opened = self._open.get(request_id)
-        if opened is not None:
-            for sequence in sorted(opened.sequences, key=lambda sequence: sequence.index):
-                self._break_off(sequence, error, reason, param)
+        for sequence in self._open.sequences_of(request_id):
+            self._break_off(sequence, error, reason, param)
 
     def _failed(self, plan: Plan, error: Exception) -> None:
         """End the requests whose step failed. What it may have left in the prefix cache is forgotten."""
@@ -449,8 +382,8 @@ class EngineCore:
     def check_integrity(self) -> None:
         """Raise IntegrityError unless every block, seat and open request is accounted for."""
         self.scheduler.check_integrity()
-        known = {sequence for opened in self._open.values() for sequence in opened.sequences}
-        if known != set(self.scheduler) or known != self._choices.keys():
+        self._open.check_integrity()
+        if self._open.sequences != set(self.scheduler):
             raise IntegrityError("the engine and its scheduler disagree about which sequences there are")
         if any(request_id in self._open for request_id in self._held):
             raise IntegrityError("a request is held and open at once")
