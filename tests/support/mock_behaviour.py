@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+from tests.support.http_message import HttpMessage
 
 __all__ = ["Behaviour", "Seen", "known"]
 
@@ -70,7 +71,7 @@ class Behaviour:
 
 
 @dataclass
-class Seen:
+class Seen(HttpMessage):
     """One request as it arrived."""
 
     method: str
@@ -90,16 +91,6 @@ class Seen:
     """How it was to be treated."""
     continued: bool = False
     trailers: list[tuple[str, str]] = field(default_factory=list)
-
-    def header(self, name: str) -> str | None:
-        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self.headers if key.lower() == name.lower()]
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 _NAMES = {f.name for f in fields(Behaviour)}

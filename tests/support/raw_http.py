@@ -7,7 +7,10 @@ import json
 import socket
 import ssl
 import struct
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tests.support.http_message import HttpMessage
 
 __all__ = ["CHAT", "Answer", "RawClient", "request_bytes"]
 
@@ -15,7 +18,8 @@ CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "
 """The body of a chat completion, as short as it can be."""
 
 
-class Answer(NamedTuple):
+@dataclass(frozen=True)
+class Answer(HttpMessage):
     """One response as it stood on the wire."""
 
     status: int
@@ -25,16 +29,6 @@ class Answer(NamedTuple):
     complete: bool
     """Whether the body ended the way its framing says."""
     trailers: tuple[tuple[str, str], ...] = ()
-
-    def header(self, name: str) -> str | None:
-        return next((value for key, value in self.headers if key.lower() == name.lower()), None)
-
-    def all(self, name: str) -> list[str]:
-        return [value for key, value in self.headers if key.lower() == name.lower()]
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.body)
 
 
 def request_bytes(
@@ -124,17 +118,17 @@ class RawClient:
             if length is not None:
                 return await self._counted(head, int(length))
             try:
-                return head._replace(body=await self.reader.read(-1))
+                return replace(head, body=await self.reader.read(-1))
             except ConnectionError:
-                return head._replace(complete=False)
+                return replace(head, complete=False)
 
     async def _counted(self, head: Answer, length: int) -> Answer:
         try:
-            return head._replace(body=await self.reader.readexactly(length))
+            return replace(head, body=await self.reader.readexactly(length))
         except asyncio.IncompleteReadError as error:
-            return head._replace(body=error.partial, complete=False)
+            return replace(head, body=error.partial, complete=False)
         except ConnectionError:
-            return head._replace(complete=False)
+            return replace(head, complete=False)
 
     async def _chunked(self, head: Answer) -> Answer:
         body = b""
@@ -147,13 +141,13 @@ class RawClient:
                     while (line := await self.reader.readuntil(b"\r\n")) != b"\r\n":
                         key, _, value = line.decode("latin-1").partition(":")
                         trailers.append((key, value.strip()))
-                    return head._replace(body=body, trailers=tuple(trailers))
+                    return replace(head, body=body, trailers=tuple(trailers))
                 body += await self.reader.readexactly(size)
                 assert await self.reader.readexactly(2) == b"\r\n"
             except asyncio.IncompleteReadError as error:
-                return head._replace(body=body + error.partial, complete=False)
+                return replace(head, body=body + error.partial, complete=False)
             except ConnectionError:
-                return head._replace(body=body, complete=False)
+                return replace(head, body=body, complete=False)
 
     async def piece(self, timeout: float = 10.0) -> bytes:
         """Read one chunk of a chunked body; b"" is the last."""
