@@ -1,0 +1,79 @@
+"""Retries only where they do no harm, and within their budget."""
+
+# ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.mock_upstream import Behaviour, MockUpstream
+from tests.support.proxy_stack import Stack
+from tests.support.raw_http import CHAT, RawClient, request_bytes
+
+
+@pytest.mark.parametrize("fault", [{"reset_before_head": True}, {"close_before_head": True}, {"cut_at": 10}])
+async def test_another_upstream_is_tried_while_nothing_has_been_sent(fault: dict[str, object]) -> None:
+    async with MockUpstream(Behaviour(**fault)) as bad, MockUpstream() as good:  # type: ignore[arg-type]
+        async with Stack(bad.url, good.url) as stack, RawClient(stack.port) as client:
+            for _ in range(4):
+                assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+            assert len(good.seen) == 4
+            assert stack.counts.retries == len(bad.seen) > 0
+            await stack.settled()
+
+
+async def test_a_dead_upstream_is_skipped() -> None:
+    async with MockUpstream() as gone:
+        dead = gone.url
+    async with MockUpstream() as good, Stack(dead, good.url) as stack, RawClient(stack.port) as client:
+        for _ in range(10):
+            assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+        await stack.settled()
+
+
+async def test_nobody_there_is_502_at_once() -> None:
+    async with MockUpstream() as gone:
+        dead = gone.url
+    async with Stack(dead) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
+        assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
+        await stack.settled()
+
+
+async def test_the_retry_budget_holds_when_everything_fails() -> None:
+    async with MockUpstream(Behaviour(reset_before_head=True)) as up:
+        config = {
+            "retries": {"max": 3, "budget_ratio": 0.2, "budget_min_per_s": 0.0},
+            "health": {"eject_after": 1000},
+        }
+        async with Stack(up.url, **config) as stack, RawClient(stack.port) as client:
+            for _ in range(50):
+                assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 502
+            assert len(up.seen) <= 50 * 1.2 + 1
+            await stack.settled()
+
+
+async def test_a_body_that_is_not_held_is_never_sent_twice() -> None:
+    async with (
+        MockUpstream(Behaviour(reset_before_head=True)) as bad,
+        MockUpstream(Behaviour(reset_before_head=True)) as worse,
+    ):
+        async with Stack(bad.url, worse.url) as stack, RawClient(stack.port) as client:
+            client.send(request_bytes("POST", "/up", {"Transfer-Encoding": "chunked"}))
+            await asyncio.sleep(0.01)
+            client.send(b"5\r\nhello\r\n0\r\n\r\n")
+            assert (await client.answer()).status == 502
+            assert len(bad.seen) + len(worse.seen) == 1
+
+
+async def test_a_post_of_unknown_meaning_is_not_repeated() -> None:
+    async with (
+        MockUpstream(Behaviour(reset_before_head=True)) as bad,
+        MockUpstream(Behaviour(reset_before_head=True)) as worse,
+    ):
+        async with Stack(bad.url, worse.url) as stack, RawClient(stack.port) as client:
+            assert (await client.ask("POST", "/transfer-money", body=b"1")).status == 502
+            assert len(bad.seen) + len(worse.seen) == 1
+            await stack.settled()

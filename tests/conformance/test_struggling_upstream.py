@@ -1,0 +1,61 @@
+"""Overload is not death; who fails gets less, and comes back."""
+
+# ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
+
+from __future__ import annotations
+
+import asyncio
+
+from tests.support.mock_upstream import Behaviour, MockUpstream
+from tests.support.proxy_stack import Stack
+from tests.support.raw_http import CHAT, RawClient
+
+
+async def test_503_from_one_upstream_is_answered_by_the_other() -> None:
+    async with MockUpstream(Behaviour(status=503, retry_after="7")) as busy, MockUpstream() as free:
+        async with Stack(busy.url, free.url) as stack, RawClient(stack.port) as client:
+            for _ in range(20):
+                assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+            assert len(busy.seen) <= 2, "it is left alone for as long as it asked"
+            states = {u["url"]: u["state"] for u in stack.pool.stats()["upstreams"]}
+            assert states[busy.url] == "overloaded"
+
+
+async def test_429_of_the_only_upstream_is_relayed_with_its_retry_after() -> None:
+    async with MockUpstream(Behaviour(status=429, retry_after="7")) as up:
+        async with Stack(up.url) as stack, RawClient(stack.port) as client:
+            for _ in range(8):
+                answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
+                assert (answer.status, answer.header("retry-after")) == (429, "7")
+            assert stack.pool.stats()["upstreams"][0]["state"] == "overloaded"
+
+
+async def test_an_upstream_that_fails_fast_gets_less() -> None:
+    async with MockUpstream(Behaviour(status=500)) as failing, MockUpstream(Behaviour(delay=0.002)) as fine:
+        async with Stack(failing.url, fine.url) as stack:
+
+            async def caller() -> None:
+                async with RawClient(stack.port) as client:
+                    for _ in range(20):
+                        await client.ask("POST", "/v1/chat/completions", body=CHAT)
+
+            await asyncio.gather(*[caller() for _ in range(8)])
+            assert len(failing.seen) < len(fine.seen) / 2
+            await stack.settled()
+
+
+async def test_an_upstream_is_ejected_after_failures_in_a_row_and_comes_back() -> None:
+    async with MockUpstream(Behaviour(reset_before_head=True)) as up:
+        config = {"health": {"eject_after": 3, "eject_ms": 100}, "retries": {"max": 0}}
+        async with Stack(up.url, **config) as stack, RawClient(stack.port) as client:
+            for _ in range(3):
+                assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 502
+            answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
+            assert (answer.status, answer.header("x-trimtab-reason")) == (503, "no_upstream")
+            assert int(answer.header("retry-after") or 0) >= 1
+            assert len(up.seen) == 3
+            up.default = Behaviour()
+            await asyncio.sleep(0.11)
+            assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+            assert stack.pool.stats()["upstreams"][0]["state"] == "up"
+            await stack.settled()

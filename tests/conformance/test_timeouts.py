@@ -1,0 +1,93 @@
+"""Connect, first byte, pause and total have limits of their own, and so has the caller."""
+
+# ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
+
+from __future__ import annotations
+
+import socket
+
+from controller.observation import Result
+from tests.support.mock_upstream import MockUpstream, chat_stream
+from tests.support.proxy_stack import Stack
+from tests.support.raw_http import CHAT, RawClient
+
+STREAM = {**CHAT, "stream": True}
+NO_RETRY = {"retries": {"max": 0}}
+
+
+async def test_first_byte_timeout_is_504() -> None:
+    async with (
+        MockUpstream() as up,
+        Stack(up.url, timeouts={"first_byte_ms": 50}) as stack,
+        RawClient(stack.port) as client,
+    ):
+        answer = await client.ask("POST", "/v1/chat/completions", body=CHAT, mock={"hang": True})
+        assert (answer.status, answer.header("x-trimtab-reason")) == (504, "upstream_timeout")
+        await up.until(lambda: up.seen[-1].aborted_at is not None)
+        await stack.settled()
+        assert stack.counts.finished[-1][0].result is Result.TIMEOUT
+
+
+async def test_a_pause_between_pieces_breaks_the_stream() -> None:
+    async with (
+        MockUpstream() as up,
+        Stack(up.url, timeouts={"between_chunks_ms": 50}) as stack,
+        RawClient(stack.port) as client,
+    ):
+        answer = await client.ask("POST", "/v1/chat/completions", body=STREAM, mock={"stall_at": 500, "tokens": 9})
+        assert answer.status == 200
+        assert not answer.complete
+        await up.until(lambda: up.seen[-1].aborted_at is not None)
+        await stack.settled()
+        assert stack.counts.finished[-1][0].result is Result.TIMEOUT
+
+
+async def test_a_steady_stream_may_take_longer_than_any_pause() -> None:
+    config = {"timeouts": {"between_chunks_ms": 60, "first_byte_ms": 60}}
+    async with MockUpstream() as up, Stack(up.url, **config) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("POST", "/v1/chat/completions", body=STREAM, mock={"tokens": 12, "gap": 0.02})
+        assert answer.complete
+        assert answer.body == b"".join(chat_stream(12))
+
+
+async def test_the_total_timeout_ends_a_steady_stream() -> None:
+    async with (
+        MockUpstream() as up,
+        Stack(up.url, timeouts={"total_ms": 120}) as stack,
+        RawClient(stack.port) as client,
+    ):
+        answer = await client.ask("POST", "/v1/chat/completions", body=STREAM, mock={"tokens": 500, "gap": 0.01})
+        assert not answer.complete
+        await up.until(lambda: up.seen[-1].aborted_at is not None)
+        await stack.settled()
+
+
+async def test_the_callers_own_timeout_covers_queue_and_service() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        answer = await client.ask(
+            "POST", "/v1/chat/completions", {"X-Trimtab-Timeout-Ms": "60"}, body=CHAT, mock={"hang": True}
+        )
+        assert (answer.status, answer.header("x-trimtab-reason")) == (504, "upstream_timeout")
+        await stack.settled()
+
+
+async def test_connect_timeout_is_504_and_names_itself() -> None:
+    # A listener whose backlog is full never completes a handshake.
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(0)
+    fillers = []
+    for _ in range(4):
+        filler = socket.socket()
+        filler.setblocking(False)
+        filler.connect_ex(listener.getsockname())
+        fillers.append(filler)
+    port = listener.getsockname()[1]
+    async with Stack(f"http://127.0.0.1:{port}", timeouts={"connect_ms": 80}, **NO_RETRY) as stack:
+        async with RawClient(stack.port) as client:
+            answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
+            assert answer.status == 504
+            assert "connect_timeout" in answer.json["error"]["message"]
+            await stack.settled()
+    for sock in (*fillers, listener):
+        sock.close()
