@@ -1,4 +1,4 @@
-"""Slow readers and writers are felt at the other side, and memory stays bounded (T7)."""
+"""Slow readers and writers are felt at the other side, and memory stays bounded."""
 
 from __future__ import annotations
 

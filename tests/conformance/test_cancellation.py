@@ -1,4 +1,4 @@
-"""A client that leaves is noticed at once, wherever its request is (T6), and nothing stays behind (T7)."""
+"""A client that leaves is noticed at once, wherever its request is, and nothing stays behind."""
 
 # ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
 

@@ -1,4 +1,4 @@
-"""Everything goes wrong at once: nobody gets somebody else's answer, and nothing stays behind (T7)."""
+"""Everything goes wrong at once: nobody gets somebody else's answer, and nothing stays behind."""
 
 from __future__ import annotations
 

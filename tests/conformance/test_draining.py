@@ -1,4 +1,4 @@
-"""Going away without dropping anybody (T20), and who is told what meanwhile."""
+"""Going away without dropping anybody, and who is told what meanwhile."""
 
 from __future__ import annotations
 

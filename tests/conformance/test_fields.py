@@ -1,4 +1,4 @@
-"""Header fields in both directions: passed as written, but for those of one hop and our own (T2)."""
+"""Header fields in both directions: passed as written, but for those of one hop and our own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every answer has one framing that its client understands, and the connection stays in step (T3)."""
+"""Every answer has one framing that its client understands, and the connection stays in step."""
 
 from __future__ import annotations
 

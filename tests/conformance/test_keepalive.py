@@ -1,4 +1,4 @@
-"""Comments while a stream waits: only between events, and never in the way of an error (T25)."""
+"""Comments while a stream waits: only between events, and never in the way of an error."""
 
 from __future__ import annotations
 

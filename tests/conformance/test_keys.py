@@ -1,4 +1,4 @@
-"""API keys over real sockets: who is let in, as whom, how often, and what the upstream gets to see of it (T28)."""
+"""API keys over real sockets: who is let in, as whom, how often, and what the upstream gets to see of it."""
 
 from __future__ import annotations
 

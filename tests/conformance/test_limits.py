@@ -1,4 +1,4 @@
-"""What a client may send, and what it hears when it sends more (T26, T27)."""
+"""What a client may send, and what it hears when it sends more."""
 
 # ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
 

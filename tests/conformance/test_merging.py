@@ -1,4 +1,4 @@
-"""Merged calls: everybody gets their own, and only their own (T11 to T15)."""
+"""Merged calls: everybody gets their own, and only their own."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ async def test_a_merged_call_that_times_out_is_504_for_everybody() -> None:
         await stack.settled()
 
 
-# -- who may share (T13) -----------------------------------------------------------------------------------
+# -- who may share -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ async def test_a_lone_request_is_sent_byte_for_byte() -> None:
         assert answer.header("x-up") == "2"
 
 
-# -- items and tokens (T14) --------------------------------------------------------------------------------
+# -- items and tokens --------------------------------------------------------------------------------------
 
 
 async def test_lists_count_by_their_items() -> None:
@@ -249,7 +249,7 @@ async def test_a_token_budget_bounds_a_call() -> None:
         assert len(up.seen) >= 3
 
 
-# -- the window (T15) --------------------------------------------------------------------------------------
+# -- the window --------------------------------------------------------------------------------------------
 
 
 async def test_express_requests_do_not_wait_for_the_window() -> None:

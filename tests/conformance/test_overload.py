@@ -1,4 +1,4 @@
-"""Refusals at once and in the caller's own protocol; deadlines that cover the queue (T10, T16, T18, T28)."""
+"""Refusals at once and in the caller's own protocol; deadlines that cover the queue."""
 
 # ruff: noqa: SIM117 - the upstream and the proxy in front of it read better one inside the other
 

@@ -1,4 +1,4 @@
-"""Byte-exact in both directions: targets, bodies, streams, statuses, compressed or not (T1, T4)."""
+"""Byte-exact in both directions: targets, bodies, streams, statuses, compressed or not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trailers pass in both directions, but for those that would mislead (T3)."""
+"""Trailers pass in both directions, but for those that would mislead."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Uploads stream through while they are being sent, and may be refused before they are whole (T3)."""
+"""Uploads stream through while they are being sent, and may be refused before they are whole."""
 
 from __future__ import annotations
 
