@@ -69,11 +69,6 @@ class BatchModel:
         return self.whole.samples
 
     @property
-    def theta(self) -> float:
-        """The quantile in use."""
-        return self.whole.theta
-
-    @property
     def identified(self) -> bool:
         """Whether there is enough to predict from."""
         return self.paced.identified if self.by_length else self.whole.identified

@@ -286,7 +286,6 @@ class PoolController(SteeredPool):
             predicted_ratio=lambda size: self._upstream.predicted_ratio(size, self._limits),
             retarget=self._retarget,
             retarget_at=self._retarget_at,
-            arrival_rate=self.arrival_rate,
             class_limits=self._class_limits,
         )
 

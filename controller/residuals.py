@@ -93,9 +93,3 @@ class ResidualRing:
                 total += values[index]
                 tails[index] = total
         return tails[start] / (n - start) - beyond
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self._recent.clear()
-        self._sorted.clear()
-        self._tails.clear()

@@ -92,11 +92,6 @@ class GenerationSamples:
         return self._current
 
     @property
-    def previous(self) -> Sequence[Sample]:
-        """The samples of the generation before, oldest first."""
-        return self._previous
-
-    @property
     def longest_s(self) -> float | None:
         """The longest service time of this generation and the one before; None before any."""
         known = [sample.service for kept in (self._previous, self._current) for sample in kept if not sample.timeout]

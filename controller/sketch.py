@@ -72,10 +72,6 @@ class Sketch:
         other.minimum, other.maximum = self.minimum, self.maximum
         return other
 
-    def quantile(self, q: float) -> float:
-        """Return the `q`-quantile (0 <= q <= 1). Raises ValueError when empty."""
-        return self.at_ranks((math.ceil(q * self.count),))[0]
-
     def at_ranks(self, ranks: tuple[int, ...]) -> list[float]:
         """Return the values at ascending 1-based `ranks`. Raises ValueError when empty."""
         if not self.count:
@@ -114,10 +110,6 @@ class SlidingSketch:
         """The slice that was asked for last: whoever did may go on adding to it."""
         self._settled: Sketch | None = None
         """All slices but `_open`, merged; None when they have to be merged anew."""
-
-    def add(self, value: float, now: float) -> None:
-        """Count `value`, which was measured at `now`."""
-        self.at(int(now // self._slice_s)).add(value)
 
     def at(self, index: int) -> Sketch:
         """Return the sub-sketch of slice `index`, which begins `index` slices after the clock's zero.

@@ -100,16 +100,6 @@ class Fair:
         """Infinite: the bound of this policy is in tokens, not in seconds."""
         return math.inf
 
-    @property
-    def tenants(self) -> int:
-        """How many accounts are kept."""
-        return len(self._busy) + len(self._idle)
-
-    @property
-    def outstanding(self) -> int:
-        """How many jobs are queued or being served."""
-        return len(self._charges)
-
     def key(self, job: Job) -> float:
         """Return the start tag of `job` and charge its predicted cost to its tenant."""
         previous = self._charges.get(id(job))

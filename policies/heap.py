@@ -22,11 +22,6 @@ class Handle(Generic[T]):
         self.item = item
         self.index = -1
 
-    @property
-    def queued(self) -> bool:
-        """Whether the item is still in the heap."""
-        return self.index >= 0
-
     def __lt__(self, other: Handle[T]) -> bool:
         return self.key < other.key or (self.key == other.key and self.seq < other.seq)
 
@@ -38,7 +33,7 @@ def _place_in_order(handle: Handle[Any]) -> tuple[float, int]:
 class JobHeap(Generic[T]):
     """Items in ascending key order; equal keys keep the order in which they were pushed.
 
-    `push`, `pop` and `remove` are O(log n), `peek` and `len` are O(1); `first` finds the k smallest in
+    `push` and `remove` are O(log n), `peek` and `len` are O(1); `first` finds the k smallest in
     O(k log k) and leaves the heap as it was; `remove_all` takes k out in O(min(n, k log n)).
     """
 
@@ -62,24 +57,14 @@ class JobHeap(Generic[T]):
         """Queue `item` under `key` and return its handle."""
         handle = Handle(key, self._seq, item)
         self._seq += 1
-        self._place(handle)
+        handle.index = len(self._entries)
+        self._entries.append(handle)
+        self._up(handle.index)
         return handle
-
-    def restore(self, handle: Handle[T]) -> None:
-        """Put a popped or removed handle back where its key and sequence number say."""
-        if handle.queued:
-            raise ValueError("the handle is still queued")
-        self._place(handle)
 
     def peek(self) -> T:
         """Return the smallest item without removing it. Raises IndexError when empty."""
         return self._entries[0].item
-
-    def pop(self) -> T:
-        """Remove and return the smallest item. Raises IndexError when empty."""
-        handle = self._entries[0]
-        self.remove(handle)
-        return handle.item
 
     def remove(self, handle: Handle[T]) -> bool:
         """Remove `handle` wherever it is. Returns False when it had left before: removing is idempotent."""
@@ -124,11 +109,6 @@ class JobHeap(Generic[T]):
                 if child < len(entries):
                     heappush(frontier, (entries[child], child))
         return found
-
-    def _place(self, handle: Handle[T]) -> None:
-        handle.index = len(self._entries)
-        self._entries.append(handle)
-        self._up(handle.index)
 
     def _up(self, index: int) -> None:
         entries = self._entries

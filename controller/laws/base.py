@@ -34,8 +34,6 @@ class View:
     """The target was changed a moment ago, and in which direction."""
     retarget_at: float = -1.0
     """When it was changed."""
-    arrival_rate: float = 0.0
-    """Requests a second, refused ones included."""
     class_limits: Mapping[str, tuple[Budget, ...]] = field(default_factory=dict)
     """The budgets of classes with a promise of their own."""
 

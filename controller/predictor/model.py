@@ -44,8 +44,6 @@ Group = tuple[str, str, float, float, int]
 class LengthModel:
     """Two compiled ensembles. Their answers are `log1p(tokens / scale)`."""
 
-    names: tuple[str, ...]
-    """The features it was trained on, in order."""
     groups: Mapping[tuple[str, str], tuple[float, int]]
     """Scale in tokens, and rows it was trained on, per (model, tenant); tenant "" is the model as a whole."""
     reference: float
@@ -121,7 +119,7 @@ def parse_model(
     if not parity < TOLERANCE:
         raise EnsembleError(f"compiled and trained model differ by {parity:.3g}, at most {TOLERANCE:g} is allowed")
     reference = median(scale for scale, _ in groups.values()) if groups else PRIOR_P50
-    return LengthModel(tuple(names), groups, reference, p50, p90, report, parity, lines)
+    return LengthModel(groups, reference, p50, p90, report, parity, lines)
 
 
 def _scale(value: Any) -> float:

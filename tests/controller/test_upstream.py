@@ -37,13 +37,13 @@ def test_a_call_behind_another_one_at_the_same_upstream_began_when_that_one_ende
 def test_only_answers_that_were_close_wear_the_margin_down(queue_s: float, worn: bool) -> None:
     upstream = taught()
     upstream.choose([job(41.0)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
-    before = upstream.model.theta
+    before = upstream.model.whole.theta
     for index in range(40):
         upstream.observe(observation(0.9, queue=queue_s, done=50.0 + index), ())
-    after = upstream.model.theta
+    after = upstream.model.whole.theta
     assert (after < before) is worn
     upstream.observe(observation(0.9, queue=11.0, done=99.0), ("e2e",))
-    assert upstream.model.theta > after
+    assert upstream.model.whole.theta > after
 
 
 def test_where_answers_differ_in_length_every_one_in_time_wears_the_margin_down() -> None:
@@ -51,9 +51,9 @@ def test_where_answers_differ_in_length_every_one_in_time_wears_the_margin_down(
     upstream.choose([job(41.0)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
     for index in range(40):
         upstream.observe(observation(0.9, done=50.0 + index, batch=1, tokens=20 + 200 * (index % 2)), ())
-    before = upstream.model.theta
+    before = upstream.model.whole.theta
     upstream.observe(observation(0.9, done=99.0, batch=1, tokens=20), ())
-    assert upstream.model.theta < before
+    assert upstream.model.whole.theta < before
 
 
 def test_a_batch_is_not_formed_behind_a_long_call() -> None:

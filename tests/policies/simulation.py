@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from policies import Job, JobHeap, Policy
+
+T = TypeVar("T")
+
+
+def take(heap: JobHeap[T]) -> T:
+    """Remove the first item and return it."""
+    (handle,) = heap.first(1)
+    heap.remove(handle)
+    return handle.item
 
 
 class Served(NamedTuple):
@@ -41,7 +50,7 @@ def serve(
                 heap.push(policy.key(job), job)
         if not heap:
             continue
-        job = heap.pop()
+        job = take(heap)
         policy.dispatched(job)
         end = now + service_s(job)
         served.append(Served(job, now, end))

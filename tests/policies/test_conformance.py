@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies import Job, JobHeap, Policy, create_policy
 from policies.registry import BUILTIN
-from tests.policies.simulation import serve
+from tests.policies.simulation import serve, take
 
 NAMES = sorted(BUILTIN)
 FORGETFUL = [name for name in NAMES if name != "predicted"]
@@ -87,12 +87,12 @@ def test_the_key_of_a_waiting_job_does_not_change_what_others_do(policy: Policy)
         handles.append(heap.push(policy.key(job), job))
     keys = [handle.key for handle in handles]
     for _ in range(10):
-        job = heap.pop()
+        job = take(heap)
         policy.dispatched(job)
         policy.completed(job, 4000)
     assert [handle.key for handle in handles] == keys
     order = [handle.item for handle in heap.first()]
-    assert order == [heap.pop() for _ in range(len(order))]
+    assert order == [take(heap) for _ in range(len(order))]
 
 
 def test_equals_are_served_in_the_order_they_came(policy: Policy) -> None:
