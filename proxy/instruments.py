@@ -121,11 +121,6 @@ class Histogram:
             counts[_bucket(bounds, value)] += 1
             self.total += value
 
-    @property
-    def count(self) -> int:
-        """How many values were observed."""
-        return sum(self.counts)
-
     def split(self, bound: float) -> None:
         """Add a boundary. What was counted around it stays above it, so cumulative counts never fall."""
         index = bisect_left(self.bounds, bound)

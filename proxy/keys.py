@@ -157,11 +157,6 @@ class Keyring:
             allowance = old.allowance if old is not None and same else _allowance(key.limits, now, share)
             self._callers[key.digest] = Caller(key, allowance)
 
-    @property
-    def callers(self) -> Sequence[Caller]:
-        """Everybody known, in order."""
-        return tuple(self._callers.values())
-
     def receive(self, incoming: Incoming) -> Visit:
         """Find out who sent a request. Raises Refused when nobody known did.
 

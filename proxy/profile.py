@@ -85,18 +85,6 @@ class DispatchSpec(Section):
         return value
 
 
-class Quirks(Section):
-    """Where servers of one protocol differ."""
-
-    sends_done: bool = Field(default=True, description="OpenAI streams end with `data: [DONE]`.")
-    usage_chunk: Literal["on request", "always", "never"] = Field(
-        default="on request", description="Whether an OpenAI stream ends with a chunk that holds the usage."
-    )
-    accepts_stream_options: bool = Field(default=True, description="`stream_options` is not refused as unknown.")
-    aborts_on_disconnect: bool = Field(default=True, description="Closing the connection stops the generation.")
-    batches_itself: bool = Field(default=True, description="Concurrent requests share the accelerator in it.")
-
-
 class Profile(Section):
     """One kind of server."""
 
@@ -106,7 +94,6 @@ class Profile(Section):
     health: HealthSpec = Field(default=HealthSpec(), description="Health check.")
     metrics: MetricsSpec | None = Field(default=None, description="Metrics; absent when it has none.")
     dispatch: DispatchSpec = Field(default=DispatchSpec(), description="Who makes the batches.")
-    quirks: Quirks = Field(default=Quirks(), description="Differences.")
     credential_header: str = Field(
         default="Authorization",
         pattern=r"^[A-Za-z][A-Za-z0-9-]*$",

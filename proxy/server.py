@@ -93,11 +93,6 @@ class DataServer:
         self.port = 0
         """The port that is bound, once `start` has returned."""
 
-    @property
-    def connections(self) -> int:
-        """Client connections that are open."""
-        return len(self._server.connections)
-
     async def start(
         self,
         host: str,

@@ -42,8 +42,6 @@ class Tunnel(asyncio.Protocol):
         self._upstream = upstream
         self._waiter: asyncio.Future[None] | None = None
         self._client_paused = False
-        self.bytes_up = 0
-        self.bytes_down = 0
         self.closed = False
 
     def start(self, rest: bytes) -> None:
@@ -77,7 +75,6 @@ class Tunnel(asyncio.Protocol):
         """Pass bytes down."""
         if self._client_transport.is_closing():
             return
-        self.bytes_down += len(data)
         self._client_transport.write(data)
         if self._client.writing_paused:
             self._upstream.pause_reading()
@@ -112,7 +109,6 @@ class Tunnel(asyncio.Protocol):
     def feed_data(self, data: bytes) -> tuple[bool, bytes]:
         """Pass bytes up."""
         if not self._upstream.is_closing():
-            self.bytes_up += len(data)
             self._upstream.write(data)
         return self.closed, b""
 

@@ -170,7 +170,7 @@ async def test_tokens_are_charged_as_predicted_and_corrected_when_the_answer_is_
     async with Rig(key(limits={"tokens_per_minute": 60_000, "burst_tokens": 1_000})) as rig:
         # 900 could come, 4 do: ten such requests fit where the predictions alone would admit one.
         assert [(await rig.chat(max_tokens=900)).status for _ in range(10)] == [200] * 10
-        (caller,) = rig.stack.handler.service.keyring.callers  # type: ignore[union-attr]
+        (caller,) = rig.stack.handler.service.keyring._callers.values()  # type: ignore[union-attr]
         assert caller.allowance.inflight == 0
 
 

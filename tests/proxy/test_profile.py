@@ -75,7 +75,7 @@ def test_only_what_is_safe_to_merge_unasked_is_merged_by_the_profile_of_an_unkno
         ("metrics: {port: 0}", "vllm.yaml: metrics.port: "),
         ("metrics: {running: ['bad name']}", r"vllm.yaml: metrics.running.0.name: "),
         ("keepalive_s: -1", "vllm.yaml: keepalive_s: "),
-        ("quirks: {sends_done: perhaps}", "vllm.yaml: quirks.sends_done: "),
+        ("pads: perhaps", "vllm.yaml: pads: "),
         ("name: other", "vllm.yaml: name: is 'other', the file's name says 'vllm'"),
         ("title: [", "vllm.yaml: not valid YAML"),
     ],
