@@ -90,11 +90,6 @@ class Tokenizer:
         return self._backend
 
     @property
-    def vocab_size(self) -> int:
-        """Number of ids, added tokens included; the model's may be larger by padding."""
-        return self._backend.get_vocab_size(with_added_tokens=True)
-
-    @property
     def chat_template(self) -> str | None:
         """Source of the default chat template, if the model has one."""
         template = self._templates.get("default")
@@ -125,10 +120,6 @@ class Tokenizer:
     def id_to_token(self, token_id: int) -> str | None:
         """How the vocabulary spells a token; None for an id it does not have."""
         return self._backend.id_to_token(token_id)
-
-    def token_to_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it; None if it is not one."""
-        return self._backend.token_to_id(token)
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """The bytes a token stands for; None where the vocabulary is not byte-level, so that nobody can say."""

@@ -16,7 +16,6 @@ class Account:
     """What happened since the engine started; see EngineStats for the meanings."""
 
     received: int = 0
-    finished: int = 0
     steps: int = 0
     running_sum: int = 0
     step_seconds: float = 0.0
@@ -62,7 +61,6 @@ class Account:
             prompt_tokens=self.prompt_tokens,
             generation_tokens=self.generation_tokens,
             requests_received=self.received,
-            requests_finished=self.finished,
             stalls=self.stalls,
             queue_s=self.queue.distribution(),
             iteration_tokens=self.iterations.distribution(),

@@ -299,7 +299,6 @@ class EngineCore:
         opened = self._open.leave(sequence)
         if opened.sequences:
             return None
-        self._account.finished += 1
         if opened.first.admitted:
             self.scheduler.policy.completed(sequence.job, opened.completion_tokens)
         else:
@@ -337,7 +336,6 @@ class EngineCore:
         """End a request that is held, or what is left of one that is open."""
         held = self._held.take(request_id)
         if held is not None:
-            self._account.finished += 1
             usage = Usage(held.sequence.num_prompt_tokens, 0)
             self._tell_ends(held.sequence, range(held.sequence.forks), usage, reason, error, param)
         for sequence in self._open.sequences_of(request_id):

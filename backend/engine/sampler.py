@@ -134,7 +134,6 @@ class _Layout:
     limited: list[int]
     """Rows with min_tokens or a grammar."""
     logprobs: list[int]
-    num_top: int
 
 
 class Sampler:
@@ -144,16 +143,13 @@ class Sampler:
         self._vocab_size = vocab_size
         self._layout: _Layout | None = None
 
-    def sample(self, logits: torch.Tensor, states: list[SamplingState]) -> list[Sampled]:
-        """Return one token for each row; `logits` (float32 [R, V]) may be overwritten.
-
-        The states are not advanced: `SamplingState.append` does that.
-        """
-        return self.launch(logits, states).result()
-
     @torch.inference_mode()
     def launch(self, logits: torch.Tensor, states: list[SamplingState]) -> Draw:
-        """Like `sample`, but without waiting for the device. The logits must stay as they are until the result."""
+        """Draw one token for each row, without waiting for the device.
+
+        `logits` (float32 [R, V]) may be overwritten, and must stay as they are until the result. The states are not
+        advanced: `SamplingState.append` does that.
+        """
         layout = self._layout
         if layout is None or layout.states != states or layout.temperature.device != logits.device:
             layout = self._layout = self._make_layout(states, logits.device)
@@ -200,7 +196,6 @@ class Sampler:
             penalised=[row for row, state in enumerate(states) if state.counts is not None],
             limited=[row for row, state in enumerate(states) if state.params.min_tokens or state.grammar],
             logprobs=[row for row, state in enumerate(states) if state.params.logprobs is not None],
-            num_top=max((state.params.logprobs or 0 for state in states), default=0),
         )
 
     def _modify(self, logits: torch.Tensor, layout: _Layout) -> None:
@@ -297,7 +292,6 @@ def _only(layout: _Layout, places: list[int]) -> _Layout:
         [],
         [],
         [],
-        0,
     )
 
 

@@ -40,7 +40,6 @@ class EngineStats:
     generation_tokens: int = 0
     requests_received: int = 0
     """Requests handed to the engine, refused ones included."""
-    requests_finished: int = 0
     stalls: int = 0
     """How often work waited and nothing could be scheduled (each time the head of the line was failed)."""
     queue_s: Distribution = NO_QUEUE

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -35,13 +34,6 @@ class LoadedModel:
     tokenizer: Tokenizer
     eos_token_ids: frozenset[int]
     """Union of what config, generation config and tokenizer call an end."""
-    generation_config: dict[str, Any] = field(default_factory=dict)
-    """The checkpoint's sampling defaults (generation_config.json), or empty."""
-
-    @property
-    def chat_template(self) -> str | None:
-        """Source of the chat template, if there is one."""
-        return self.tokenizer.chat_template
 
 
 def choose_dtype(name: str, config: ModelConfig, device: torch.device) -> torch.dtype:
@@ -114,7 +106,6 @@ def _load_directory(path: Path, dtype: torch.dtype | str, device: torch.device) 
         model=model,
         tokenizer=tokenizer,
         eos_token_ids=frozenset(config.eos_token_ids) | frozenset(map(int, ends)) | tokenizer.eos_token_ids,
-        generation_config=generation,
     )
 
 

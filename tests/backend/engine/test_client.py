@@ -92,7 +92,6 @@ async def test_concurrent_requests_are_served_and_kept_apart(client: EngineClien
         assert last.usage is not None
         assert last.usage.completion_tokens == 6 * (1 + i % 3)
     after = await client.stats()
-    assert after.requests_finished - before.requests_finished == 12
     assert (after.running_sum - before.running_sum) / (after.steps - before.steps) > 2
 
 

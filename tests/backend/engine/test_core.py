@@ -141,7 +141,7 @@ def test_noise_and_penalties_follow_the_position() -> None:
     prompt = [4, 5, 6]
     state, tokens = SamplingState(params, prompt, 3), list(prompt)
     for _ in range(12):
-        (sampled,) = Sampler(VOCAB).sample(torch.from_numpy(logits_after(tokens)).unsqueeze(0), [state])
+        (sampled,) = Sampler(VOCAB).launch(torch.from_numpy(logits_after(tokens)).unsqueeze(0), [state]).result()
         state.append(sampled.token)
         tokens.append(sampled.token)
     core = fake_core()
@@ -268,7 +268,7 @@ def test_stats_count_steps_batches_and_tokens() -> None:
     assert stats.steps == 4
     assert stats.mean_running == (2 + 2 + 1 + 1) / 4
     assert (stats.prompt_tokens, stats.generation_tokens) == (4, 6)
-    assert (stats.requests_received, stats.requests_finished) == (2, 2)
+    assert stats.requests_received == 2
     assert stats.step_seconds > 0
     assert stats.kv_usage == 0
 

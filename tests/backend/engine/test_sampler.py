@@ -28,7 +28,7 @@ def state(
 
 
 def sample(logits: torch.Tensor, *states: SamplingState) -> list[Sampled]:
-    return Sampler(logits.shape[1]).sample(logits.clone(), list(states))
+    return Sampler(logits.shape[1]).launch(logits.clone(), list(states)).result()
 
 
 def tokens(logits: torch.Tensor, *states: SamplingState) -> list[int]:
@@ -357,5 +357,5 @@ def test_a_sampler_that_sees_changing_batches_keeps_no_memory_of_the_last_one() 
     reused = Sampler(VOCAB)
     states = [state(SamplingParams(temperature=0.5 + i, top_k=i), seed=i) for i in range(5)]
     for subset in ([0, 1, 2, 3, 4], [4, 2], [2, 4], [0], [0, 1, 2, 3, 4]):
-        got = [s.token for s in reused.sample(logits[subset].clone(), [states[i] for i in subset])]
+        got = [s.token for s in reused.launch(logits[subset].clone(), [states[i] for i in subset]).result()]
         assert got == tokens(logits[subset], *(states[i] for i in subset))
