@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,19 @@ def test_decoding_undoes_encoding(demo: Tokenizer, text: str) -> None:
 def test_the_demo_tokenizer_knows_a_bound_that_no_text_falls_below(demo: Tokenizer, text: str) -> None:
     tokens = len(demo.encode(text))
     assert (len(text) >= 4000) <= demo.least_tokens(text) <= tokens
+
+
+@pytest.mark.parametrize("way", ["encode", "decode"])
+def test_other_threads_go_on_while_a_long_text_is_tokenised_or_made(demo: Tokenizer, way: str) -> None:
+    text = "the quick brown fox " * 50_000
+    work = partial(demo.encode, text) if way == "encode" else partial(demo.decode, demo.encode(text) * 2)
+    with ThreadPoolExecutor(1) as thread:
+        under_way = [thread.submit(work) for _ in range(4)]
+        turns = 0
+        while not under_way[-1].done():
+            time.sleep(0.001)
+            turns += 1
+    assert turns >= 20
 
 
 def test_digits_are_single_tokens(demo: Tokenizer) -> None:
