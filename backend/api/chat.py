@@ -70,8 +70,8 @@ def _read_logprobs(body: Mapping[str, Any]) -> int | None:
     return None
 
 
-async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[dict[str, Any]] | None) -> list[int]:
-    """Render `messages` through the chat template and tokenise, without adding special tokens a second time.
+def render_prompt(service: Service, body: Mapping[str, Any], tools: Tools | None) -> str:
+    """Render `messages` through the chat template. The text has its special tokens: none are to be added to it.
 
     Raises:
         InvalidRequest: a message is wrong, the model has no template, or the template refuses the messages.
@@ -92,21 +92,14 @@ async def render_prompt(service: Service, body: Mapping[str, Any], tools: list[d
             f"'chat_template_kwargs' may not set {clash[0]!r}.", param="chat_template_kwargs", code="invalid_value"
         )
 
-    def render() -> str:
-        return tokenizer.apply_chat_template(
-            messages, tools, add_generation_prompt=GENERATION_PROMPT.read(body), **extra
-        )
-
+    declared = tools.declared if tools else None
+    opened = GENERATION_PROMPT.read(body)
     try:
-        text = render()
+        return tokenizer.apply_chat_template(messages, declared, add_generation_prompt=opened, **extra)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(
             f"The model's chat template refuses these messages: {error}", param="messages", code="template_error"
         ) from error
-    service.check_text(text, "messages")
-    (ids,) = await service.encode([text], add_special_tokens=False)
-    service.check_prompt(ids, "messages")
-    return ids
 
 
 async def _read_constraint(service: Service, body: Mapping[str, Any], tools: Tools | None) -> Constraint | None:
@@ -133,7 +126,10 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
     logprobs = _read_logprobs(body)
     tools = read_tools(body, service.model.tool_format)
     constraint = await _read_constraint(service, body, tools)
-    ids = await render_prompt(service, body, tools.declared if tools else None)
+    prompt = render_prompt(service, body, tools)
+    service.check_text(prompt, "messages")
+    (ids,) = await service.encode([prompt], add_special_tokens=False)
+    service.check_prompt(ids, "messages")
     room = service.model.max_model_len - len(ids)
     params = read_sampling(
         body,

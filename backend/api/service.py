@@ -23,8 +23,10 @@ R = TypeVar("R")
 
 Pooling = Literal["mean", "last"]
 
-INLINE_CHARACTERS: Final = 2048
-"""Texts up to here are tokenised on the event loop (well under a millisecond); longer ones in the executor."""
+INLINE_SIZE: Final = 2048
+"""Up to so many characters or tokens are worked on on the event loop (well under a millisecond), more in a thread."""
+COUNTED_CONTEXTS: Final = 8
+"""Texts that are only counted may be longer than the context: up to so many times, as far as is known at once."""
 
 
 class Engine(Protocol):
@@ -165,8 +167,10 @@ class Service:
             raise ModelNotFound(f"The model {name[:128]!r} does not exist here; served: {served}.", param="model")
         return name
 
-    async def in_thread(self, function: Callable[[A], R], argument: A) -> R:
-        """Run `function` off the event loop."""
+    async def work(self, function: Callable[[A], R], argument: A, size: int) -> R:
+        """Run `function`, off the event loop where `argument` has more than INLINE_SIZE characters or tokens."""
+        if size <= INLINE_SIZE:
+            return function(argument)
         return await asyncio.get_running_loop().run_in_executor(self._executor, function, argument)
 
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
@@ -175,9 +179,22 @@ class Service:
         def work(texts: Sequence[str]) -> list[list[int]]:
             return [self.model.tokenizer.encode(text, add_special_tokens) for text in texts]
 
-        if sum(map(len, texts)) <= INLINE_CHARACTERS:
-            return work(texts)
-        return await self.in_thread(work, texts)
+        return await self.work(work, texts, sum(map(len, texts)))
+
+    def check_countable(self, text: str, param: str) -> None:
+        """Refuse a text that has more than COUNTED_CONTEXTS times the context's tokens whatever they are.
+
+        Raises:
+            InvalidRequest: with both numbers.
+        """
+        most, least = COUNTED_CONTEXTS * self.model.max_model_len, self.model.tokenizer.least_tokens(text)
+        if least > most:
+            raise InvalidRequest(
+                f"Texts of up to {most} tokens are counted, {COUNTED_CONTEXTS} times this model's context, but "
+                f"'{param}' has at least {least}.",
+                param=param,
+                code="context_length_exceeded",
+            )
 
     def check_text(self, text: str, param: str) -> None:
         """Refuse a prompt that is too long whatever its tokens are: tokenising it could take many seconds.

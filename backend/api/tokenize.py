@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from aiohttp import web
 
 from backend.api.body import read_json
@@ -9,14 +11,14 @@ from backend.api.chat import render_prompt
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import boolean, string, token_ids
 from backend.api.logprobs import token_text
-from backend.api.service import Service
+from backend.api.service import Service, TextTokenizer
 from backend.api.tools import read_tools
 
 __all__ = ["detokenize", "tokenize"]
 
 
 async def tokenize(request: web.Request, service: Service) -> web.StreamResponse:
-    """Answer `POST /tokenize` for a `prompt` or for `messages`.
+    """Answer `POST /tokenize` for a `prompt` or for `messages`, which may both be longer than the context.
 
     Raises:
         ApiError: anything wrong.
@@ -24,22 +26,27 @@ async def tokenize(request: web.Request, service: Service) -> web.StreamResponse
     body = await read_json(request)
     service.check_model(body)
     if body.get("messages") is not None:
-        tools = read_tools(body, service.model.tool_format)
-        ids = await render_prompt(service, body, tools.declared if tools else None)
+        param, special = "messages", False
+        text = render_prompt(service, body, read_tools(body, service.model.tool_format))
     else:
-        prompt = string("prompt").read(body)
-        if prompt is None:
+        param, special = "prompt", boolean("add_special_tokens", True).read(body)
+        text = string("prompt").read(body)
+        if text is None:
             raise InvalidRequest(
                 "'prompt' or 'messages' is required.", param="prompt", code="missing_required_parameter"
             )
-        special = boolean("add_special_tokens", True).read(body)
-        (ids,) = await service.encode([prompt], add_special_tokens=special)
+    service.check_countable(text, param)
+    (ids,) = await service.encode([text], add_special_tokens=special)
     texts = None
     if boolean("return_token_strs").read(body):
-        texts = [token_text(service.model.tokenizer, token) for token in ids]
+        texts = await service.work(partial(_texts, service.model.tokenizer), ids, len(ids))
     return json_response(
         {"count": len(ids), "max_model_len": service.model.max_model_len, "tokens": ids, "token_strs": texts}
     )
+
+
+def _texts(tokenizer: TextTokenizer, ids: list[int]) -> list[str]:
+    return [token_text(tokenizer, token) for token in ids]
 
 
 async def detokenize(request: web.Request, service: Service) -> web.StreamResponse:
@@ -51,4 +58,5 @@ async def detokenize(request: web.Request, service: Service) -> web.StreamRespon
     body = await read_json(request)
     service.check_model(body)
     ids = token_ids("tokens", body.get("tokens"), service.model.vocab_size)
-    return json_response({"prompt": service.model.tokenizer.decode(ids, False)})
+    decode = partial(service.model.tokenizer.decode, skip_special_tokens=False)
+    return json_response({"prompt": await service.work(decode, ids, len(ids))})

@@ -51,6 +51,17 @@ class ByteTokenizer:
         return "\n".join(lines) + ("\nassistant:" if add_generation_prompt else "")
 
 
+class Counting(ByteTokenizer):
+    """Says that a token has two bytes at most, and counts what it is asked to tokenise."""
+
+    def __init__(self) -> None:
+        self.texts = 0
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        self.texts += 1
+        return super().encode(text, add_special_tokens)
+
+
 Script = Callable[[GenerationRequest, int], str]
 
 

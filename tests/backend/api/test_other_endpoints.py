@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.backend.api.conftest import StartWorker, Worker
+from tests.backend.api.fakes import Counting
 
 
 @pytest.mark.parametrize("value", ["ab", ["ab"], [97, 98], [[97, 98]]])
@@ -56,6 +57,38 @@ async def test_tokenize_counts_what_chat_would_send(worker: Worker) -> None:
     _, answer = await worker.post("/tokenize", messages=messages)
     await worker.post("/v1/chat/completions", messages=messages)
     assert answer["tokens"] == worker.engine.requests[0].prompt_token_ids
+
+
+@pytest.mark.parametrize("param", ["prompt", "messages"])
+@pytest.mark.parametrize(("size", "counted"), [(99, True), (1600, True), (1602, False)])
+async def test_text_is_counted_up_to_a_multiple_of_the_context_and_refused_untokenised_beyond(
+    start_worker: StartWorker, param: str, size: int, counted: bool
+) -> None:
+    """The tokenizer's bound is two bytes a token: 1602 bytes are at least 801 tokens."""
+    tokenizer = Counting()
+    worker = await start_worker(tokenizer=tokenizer, max_model_len=100)
+    around = len("user: \nassistant:") if param == "messages" else 0
+    text = "x" * (size - around)
+    status, answer = await worker.post(
+        "/tokenize", **{param: text if param == "prompt" else [{"role": "user", "content": text}]}
+    )
+    assert tokenizer.texts == int(counted)
+    if counted:
+        assert (status, answer["count"], len(answer["tokens"])) == (200, size, size)
+        return
+    assert (status, answer["error"]["code"], answer["error"]["param"]) == (400, "context_length_exceeded", param)
+    assert answer["error"]["message"] == (
+        f"Texts of up to 800 tokens are counted, 8 times this model's context, but '{param}' has at least 801."
+    )
+
+
+async def test_long_texts_are_spelled_and_made_as_short_ones_are(worker: Worker) -> None:
+    text = "naïve 🙂 " * 500
+    status, answer = await worker.post("/tokenize", prompt=text, return_token_strs=True)
+    assert (status, len(answer["token_strs"])) == (200, len(text.encode()))
+    assert answer["token_strs"][0] == "n"
+    _, back = await worker.post("/detokenize", tokens=answer["tokens"])
+    assert back == {"prompt": text}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from backend.grammar import source
 from tests.backend.api.conftest import StartWorker, Worker
-from tests.backend.api.fakes import ByteTokenizer
+from tests.backend.api.fakes import Counting
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -216,17 +216,6 @@ async def test_every_name_and_no_name_reach_the_model(worker: Worker, name: str 
     status, answer = await worker.post(CHAT, model=name, messages=HELLO)
     assert status == 200
     assert answer["model"] == (name or "fake")
-
-
-class Counting(ByteTokenizer):
-    """Says that a token has two bytes at most, and counts what it is asked to tokenise."""
-
-    def __init__(self) -> None:
-        self.texts = 0
-
-    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        self.texts += 1
-        return super().encode(text, add_special_tokens)
 
 
 @pytest.mark.parametrize(
