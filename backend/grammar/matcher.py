@@ -61,8 +61,8 @@ class Grammars:
     """Compiles grammars in a thread of its own, so that no step ever waits for one.
 
     The library lets other threads run while it compiles. Its own tokenizer, which takes seconds for a large
-    vocabulary, is the thread's first work. Whoever asks for a grammar that is known, or under way, shares it; what
-    nobody waits for any more is still finished, and kept.
+    vocabulary, is the thread's first work. Whoever asks for a grammar that is known, or under way, shares it. What is
+    cancelled before it was begun is not compiled; what was begun cannot be stopped: it is finished, and kept.
 
     Args:
         tokenizer_json: returns the tokenizer in the format of tokenizer.json.
@@ -91,7 +91,7 @@ class Grammars:
         """Return what will make the matchers of choices, or will fail with Unenforceable."""
         key = hashlib.sha256(grammar.encode()).digest()
         found = self._known.get(key)
-        if found is None:
+        if found is None or found.cancelled():
             found = self._known[key] = Future()
             self._jobs.put(_Job(grammar, found))
             if len(self._known) > KEPT_GRAMMARS:
@@ -115,6 +115,8 @@ def _compile_all(jobs: queue.SimpleQueue[_Job], make_tokenizer: Callable[[], LLT
         tokenizer = error
     while True:
         job = jobs.get()
+        if not job.made.set_running_or_notify_cancel():
+            continue
         try:
             prototype = _compile(tokenizer, job.grammar)
         except Unenforceable as error:

@@ -154,6 +154,26 @@ def test_aborting_while_it_is_held_is_legal_and_every_choice_ends_once(compiler:
     assert results["b", 0].token_ids == greedy([2], 6)
 
 
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled_unless_it_was_begun(
+    compiler: Compiler, begun: bool
+) -> None:
+    core = core_with(compiler)
+    for name in "abc":
+        core.add(request(name, [1], grammar="other" if name == "c" else "g"))
+    shared, other = compiler.futures["g"], compiler.futures["other"]
+    if begun:
+        assert shared.set_running_or_notify_cancel()
+    core.abort("a")
+    assert not shared.cancelled(), "another request waits for it"
+    core.abort("b")
+    assert shared.cancelled() is not begun
+    assert not other.cancelled()
+    assert not core.has_work
+    core.fail_all("the engine is shutting down")
+    assert other.cancelled()
+
+
 def test_failing_all_ends_those_that_are_held(compiler: Compiler) -> None:
     core = core_with(compiler)
     core.add(request("running", [1]))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 
 import pytest
 
 pytest.importorskip("llguidance")
 
 import torch
+from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from backend.engine.request import GenerationRequest, SamplingParams
+from backend.grammar import matcher as module
 from backend.grammar import source
 from backend.grammar.matcher import KEPT_GRAMMARS, Grammars, Matcher, Unenforceable
 from backend.tokenizer import byte_alphabet
@@ -23,13 +26,17 @@ VOCAB = 260
 """Four ids more than the tokenizer knows, as models padded to a round size have."""
 
 
-@pytest.fixture(scope="module")
-def grammars() -> Grammars:
+def byte_level() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab={**byte_alphabet(), "<eos>": EOS}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(["<eos>"])
-    return Grammars(tokenizer.to_str, VOCAB, {EOS})
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def grammars() -> Grammars:
+    return Grammars(byte_level().to_str, VOCAB, {EOS})
 
 
 def matcher(grammars: Grammars, grammar: str) -> Matcher:
@@ -112,6 +119,34 @@ def test_grammar_that_was_compiled_or_is_being_compiled_is_not_compiled_again(gr
     under_way.result()
     assert grammars(first) is under_way
     assert grammars(source.from_choices(["other"])) is not under_way
+
+
+def test_grammar_that_is_cancelled_before_its_turn_is_not_compiled_and_may_be_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[str] = []
+    compile_one = module._compile
+
+    def note(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+        compiled.append(grammar)
+        return compile_one(tokenizer, grammar)
+
+    monkeypatch.setattr(module, "_compile", note)
+    go = threading.Event()
+
+    def when_told() -> str:
+        go.wait()
+        return byte_level().to_str()
+
+    grammars = Grammars(when_told, VOCAB, {EOS})
+    first, second, third = (source.from_choices([name]) for name in ("first", "second", "third"))
+    futures = [grammars(grammar) for grammar in (first, second, third)]
+    assert futures[0].cancel()
+    assert futures[1].cancel()
+    again = grammars(second)
+    go.set()
+    assert isinstance(again.result()(), Matcher)
+    assert compiled == [third, second]
 
 
 def test_steps_go_on_while_a_large_schema_is_compiled(grammars: Grammars) -> None:
