@@ -2,22 +2,22 @@
 
     python -m benchmarks.proxy.instructions [trimtab] [aiohttp] [--stream | --merge]
 
-Cachegrind counts user-mode instructions; what the kernel does for system calls is not in it. Each proxy is run
-twice, with few and with many requests, so that starting up falls out of the difference. What happens once a second
-is no request's, and under valgrind seconds come fifty times as often, so Trimtab's controller ticks once a minute;
-and what is written down at the end is longer after many requests than after few, so nothing is.
+Callgrind counts user-mode instructions; what the kernel does for system calls is not in it. It begins to count when
+the proxy has started and served some requests. Then few are sent, and many: what sending costs at its two ends,
+whatever it is, falls out of the difference. What happens once a second is no request's, and under valgrind seconds
+come fifty times as often, so Trimtab's controller ticks once a minute and nothing is written down.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import signal
+import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from shutil import which
 from typing import NamedTuple
@@ -28,11 +28,13 @@ from benchmarks.proxy.processes import Processes, native, wait_until_ready
 
 __all__ = ["instruction_bars", "instructions"]
 
-_SUMMARY = re.compile(r"^summary: (\d+)", re.MULTILINE)
+_TOTALS = re.compile(r"^totals: (\d+)", re.MULTILINE)
+_SETTLE_S = 0.2
+"""When the client has what it wanted it goes, and what it had in flight is still to end."""
 
 
 class Work(NamedTuple):
-    """What is sent: requests to a path, so many by so many connections, in a run with few and in one with many."""
+    """What is sent: requests to a path by so many connections, few at first and many after."""
 
     path: str
     body: bytes
@@ -55,67 +57,82 @@ _SLOW_WINDOW_MS = 5000
 """Under valgrind a batch takes a fraction of a second to fill."""
 
 
+class _Counted:
+    """A process under callgrind, which says how many instructions it took since it was asked before."""
+
+    def __init__(self, processes: Processes, argv: Sequence[str], name: str) -> None:
+        """Start it; nothing is counted until `begin`, which makes starting several times as fast."""
+        self._out = processes.folder / f"{name}.callgrind"
+        self._parts = count(1)
+        options = ["-q", "--tool=callgrind", "--instr-atstart=no", f"--callgrind-out-file={self._out}"]
+        self._pid = processes.start(["valgrind", *options, *argv], None, env={"PYTHONHASHSEED": "0"}, name=name)
+
+    def begin(self) -> None:
+        """Count from now on. Raises SystemExit where valgrind cannot be reached."""
+        self._order("instrumentation", "on")
+
+    def taken(self) -> int:
+        """Return what it took since `begin` or since this was asked before. Raises SystemExit, as `begin` does."""
+        time.sleep(_SETTLE_S)
+        self._order("dump")
+        part = self._out.with_name(f"{self._out.name}.{next(self._parts)}")
+        found = _TOTALS.search(part.read_text())
+        if found is None:
+            raise SystemExit(f"callgrind wrote no totals into {part}")
+        return int(found[1])
+
+    def _order(self, *words: str) -> None:
+        """Have valgrind do something while its process runs; it has been done when this returns."""
+        argv = ["vgdb", f"--pid={self._pid}", *words]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(argv)}: {(done.stderr or done.stdout).strip()[-400:]}")
+
+
 def instructions(
-    command: Callable[[int, int, Path], list[str]], first_port: int, *, work: Work = _CHAT, quick: bool = False
+    command: Callable[[int, int, Path], list[str]], first_port: int, *, work: Work = _CHAT, share: float = 1.0
 ) -> float:
-    """Return the instructions of one request (or of one event of a stream) through the proxy `command` starts."""
-    counts = (work.few // 2, work.many // 2) if quick else (work.few, work.many)
+    """Return the instructions of one request (or of one event of a stream) through the proxy `command` starts.
 
-    def counted(index: int) -> tuple[int, int]:
-        upstream, port = first_port + 2 * index, first_port + 2 * index + 1
-        with Processes() as processes:
-            processes.start([str(native() / "mock"), "--port", str(upstream)], "0", name="mock")
-            return _run(processes, command, upstream, port, counts[index], work)
+    `share` is how much of the work is done. Raises SystemExit where the proxy or valgrind does not do its part.
+    """
+    upstream, port = first_port, first_port + 1
+    tools = native()
+    with Processes() as processes:
+        processes.start([str(tools / "mock"), "--port", str(upstream)], None, name="mock")
+        argv = command(port, upstream, processes.folder)
+        if (config := Path(argv[-1])).suffix == ".yaml" and "pools:" in (text := config.read_text()):
+            config.write_text(text.replace("state: {", "state: {enabled: false, ") + "    tick_s: 60\n")
+        counted = _Counted(processes, argv, "counted")
+        url = f"http://127.0.0.1:{port}{work.path}"
+        if not wait_until_ready(url, work.body, 120):
+            raise SystemExit(f"did not start, see {processes.folder}")
 
-    native()
-    with ThreadPoolExecutor(2) as pool:
-        (low, low_done), (high, high_done) = pool.map(counted, (0, 1))
-    return (high - low) / (high_done - low_done)
+        def send(requests: float) -> int:
+            options = ["--conns", str(work.connections), "--warm", "0", "--secs", "300", "--count", f"{requests:.0f}"]
+            return int(processes.load(tools, url, [*options, *work.options], None)["ok"]) * work.events
 
-
-def _run(
-    processes: Processes,
-    command: Callable[[int, int, Path], list[str]],
-    upstream: int,
-    port: int,
-    wanted: int,
-    work: Work,
-) -> tuple[int, int]:
-    """Return instructions and requests (events) of one run."""
-    out = processes.folder / f"count-{wanted}"
-    valgrind = ["valgrind", "-q", "--tool=cachegrind", "--cache-sim=no", f"--cachegrind-out-file={out}"]
-    valgrind.append(f"--log-file={out}.log")
-    argv = command(port, upstream, processes.folder)
-    if (config := Path(argv[-1])).suffix == ".yaml" and "pools:" in (text := config.read_text()):
-        config.write_text(text.replace("state: {", "state: {enabled: false, ") + "    tick_s: 60\n")
-    pid = processes.start([*valgrind, *argv], None, env={"PYTHONHASHSEED": "0"}, name="counted")
-    url = f"http://127.0.0.1:{port}{work.path}"
-    if not wait_until_ready(url, work.body, 120):
-        raise SystemExit(f"did not start, see {processes.folder}")
-    options = ["--conns", str(work.connections), "--warm", "0", "--secs", "300", "--count", str(wanted)]
-    result = processes.load(native(), url, [*options, *work.options], "0")
-    os.kill(pid, signal.SIGTERM)
-    end = time.monotonic() + 60
-    while not out.exists() or not _SUMMARY.search(out.read_text()):
-        if time.monotonic() > end:
-            raise SystemExit(f"did not stop, see {processes.folder}")
-        time.sleep(0.2)
-    found = _SUMMARY.search(out.read_text())
-    assert found is not None
-    return int(found[1]), int(result["ok"]) * work.events
+        counted.begin()
+        send(work.few * share)
+        counted.taken()
+        few, fewer = send(work.few * share), counted.taken()
+        many, more = send(work.many * share), counted.taken()
+    return (more - fewer) / (many - few)
 
 
-def instruction_bars(first_port: int, *, quick: bool = False) -> list[Bar]:
+def instruction_bars(first_port: int, *, share: float = 1.0) -> list[Bar]:
     """Compare a chat through Trimtab, everything on, with one through the plainest aiohttp proxy."""
     if which("valgrind") is None:
         print("instructions: valgrind is not installed, left out", file=sys.stderr)
         return []
-    measured = {}
-    for index, name in enumerate(("trimtab", "aiohttp")):
-        command = next(peer.command for peer in PEERS if peer.name == name)
-        measured[name] = instructions(command, first_port + 10 * index, quick=quick)
-        print(f"instructions {name:14} {measured[name]:10.0f} a request")
-    return [Bar.below("chat: instructions against aiohttp", measured["trimtab"] / measured["aiohttp"], 0.5)]
+    names = ("trimtab", "aiohttp")
+    commands = [next(peer.command for peer in PEERS if peer.name == name) for name in names]
+    with ThreadPoolExecutor(len(names)) as pool:
+        counts = list(pool.map(lambda each: instructions(each[1], first_port + 10 * each[0], share=share),
+                               enumerate(commands)))  # fmt: skip
+    for name, found in zip(names, counts, strict=True):
+        print(f"instructions {name:14} {found:10.0f} a request")
+    return [Bar.below("chat: instructions against aiohttp", counts[0] / counts[1], 0.5)]
 
 
 def main() -> int:

@@ -56,6 +56,7 @@ def _trimtab(port: int, upstream: int, folder: Path, pool: str = "") -> list[str
         f"listen: {{port: {port}}}\n"
         f"admin: {{port: {port + 1000}}}\n"
         "log: {access: false}\n"
+        "drain: {grace_s: 0}\n"
         f"state: {{path: '{folder / f'trimtab-{port}.db'}'}}\n"
         "pools:\n"
         "  - name: bench\n"

@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from typing import Any
 __all__ = ["CACHE", "Processes", "alone", "mock_counts", "native", "wait_until_ready"]
 
 CACHE = Path(os.environ.get("TRIMTAB_CACHE", Path.home() / ".cache" / "trimtab"))
+_LOOK_S = 0.05
+"""Between two looks at whether a server answers."""
 
 
 @contextlib.contextmanager
@@ -55,15 +58,25 @@ def wait_until_ready(url: str, body: bytes, seconds: float) -> bool:
                 if answer.status == 200:
                     return True
         except OSError:
-            time.sleep(0.2)
+            time.sleep(_LOOK_S)
     return False
 
 
+def _on(core: str | None) -> list[str]:
+    """Return what a command line begins with to run on `core`, or on any."""
+    return [] if core is None else ["taskset", "-c", core]
+
+
 class Processes:
-    """Child processes, each in a session of its own and pinned to cores; all stopped on exit."""
+    """Child processes, each in a session of its own and pinned to cores; all stopped on exit.
+
+    What they wrote is in `folder`, which is removed then unless something went wrong.
+    """
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="trimtab-bench-"))
+        self.keep = False
+        """Whether the folder stays though nothing was raised: there is something in it to look at."""
         self._children: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Processes:
@@ -79,12 +92,14 @@ class Processes:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
+        if exc is None and not self.keep:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def start(self, argv: Sequence[str], core: str | None, *, env: Mapping[str, str] | None = None, name: str) -> int:
         """Start `argv` on `core` (None for any), log to a file named after it, and return its pid."""
         with (self.folder / f"{name}.log").open("w") as log:
             child = subprocess.Popen(
-                [*argv] if core is None else ["taskset", "-c", core, *argv],
+                [*_on(core), *argv],
                 env={**os.environ, **(env or {})},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -98,9 +113,9 @@ class Processes:
         self._children.append(child)
         return child.pid
 
-    def load(self, folder: Path, url: str, arguments: Sequence[str], core: str) -> dict[str, Any]:
-        """Run the load client to its end and return what it measured."""
-        argv = ["taskset", "-c", core, str(folder / "load"), "--url", url, *arguments]
+    def load(self, folder: Path, url: str, arguments: Sequence[str], core: str | None) -> dict[str, Any]:
+        """Run the load client to its end on `core` (None for any) and return what it measured."""
+        argv = [*_on(core), str(folder / "load"), "--url", url, *arguments]
         done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False)
         if not done.stdout:
             raise SystemExit(f"the load client said: {done.stderr.strip()[-400:]}")
