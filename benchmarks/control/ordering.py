@@ -133,23 +133,23 @@ def _order(requests: Sequence[Request], policy: Policy, seed: int, horizon_s: fl
     )
 
 
-def ordering_bars(horizon_s: float, seeds: Sequence[int], data: Path | None) -> list[Bar]:
+def ordering_bars(horizon_s: float, seeds: Sequence[int], data: Path | None, *, ceilings: bool = True) -> list[Bar]:
     """Bar 7: ordering by predicted length, aged, against first come, first served; ttft of 10 s.
 
     Once with lengths as well predicted as a tau of 0.36 says, once with what the trained predictor says of prompts
-    that it has not seen, where the data is there.
+    that it has not seen, where the data is there. With `ceilings`, what others would predict is shown beside it.
     """
-    bars = _compare("tau 0.36", horizon_s, {seed: _chat(seed) for seed in seeds})
+    bars = _compare("tau 0.36", horizon_s, {seed: _chat(seed) for seed in seeds}, ceilings)
     missing = _missing(data)
     if missing:
         print(f"ordering with the real predictor's lengths: skipped, {missing}")
         return bars
     assert data is not None
-    answers = read_alpaca(data)
-    return bars + _compare("real predictor", horizon_s, {seed: _alpaca(answers, seed) for seed in seeds})
+    answers = read_alpaca(data / FILE)
+    return bars + _compare("real predictor", horizon_s, {seed: _alpaca(answers, seed) for seed in seeds}, ceilings)
 
 
-def _compare(what: str, horizon_s: float, traffic: Mapping[int, Draw]) -> list[Bar]:
+def _compare(what: str, horizon_s: float, traffic: Mapping[int, Draw], ceilings: bool) -> list[Bar]:
     rows: dict[tuple[float, str], list[Row]] = defaultdict(list)
     for seed, draw in traffic.items():
         flood = _order(_day(draw, 10.0, 300.0, seed), create_policy("fcfs"), 0, 300.0)
@@ -161,7 +161,7 @@ def _compare(what: str, horizon_s: float, traffic: Mapping[int, Draw]) -> list[B
                 row = _ordering_row(_order(requests, create_policy(name), seed, horizon_s))
                 rows[load, name].append(row)
                 _show(f"at {load:g}x load, {name}", row)
-            if load > 1.0:
+            if load > 1.0 and ceilings:
                 for label, told in _ceilings(requests, seed).items():
                     _show(f"  {label}, unaged", _ordering_row(_order(told, _unaged(), seed, horizon_s)))
 

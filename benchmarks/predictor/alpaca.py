@@ -26,8 +26,8 @@ class Answer(NamedTuple):
     tokens: int
 
 
-def read_alpaca(data: Path) -> list[Answer]:
-    with gzip.open(data / FILE, "rt", encoding="utf-8") as lines:
+def read_alpaca(file: Path) -> list[Answer]:
+    with gzip.open(file, "rt", encoding="utf-8") as lines:
         rows = [json.loads(line) for line in lines]
     return [Answer(r["id"], r["model"], r["instruction"], r["prompt_tok_est"], r["output_tok_est"]) for r in rows]
 
@@ -72,8 +72,7 @@ def lengths(answers: Sequence[Answer]) -> dict[str, list[float]]:
     return seen
 
 
-def alpaca(data: Path, splits: int, *, repeats: bool) -> list[Bar]:
-    answers = read_alpaca(data)
+def alpaca(answers: Sequence[Answer], splits: int, *, repeats: bool) -> list[Bar]:
     models = sorted({answer.model for answer in answers})
     runs: dict[str, list[Scores]] = defaultdict(list)
     for seed in range(splits):

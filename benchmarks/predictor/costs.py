@@ -7,11 +7,10 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.bars import Bar
-from benchmarks.predictor.alpaca import Answer, ask, read_alpaca
+from benchmarks.predictor.alpaca import Answer, ask
 from benchmarks.predictor.replaying import Timeline, fresh_copy
 from benchmarks.predictor.scoring import quantile
 from controller.predictor import LengthPredictor
@@ -20,15 +19,19 @@ from controller.predictor.trainer import Job, Rejected, Trainer, TrainingProcess
 from proxy.run import calm_collector
 
 
-def cost(data: Path, state: Sequence[str]) -> list[Bar]:
-    """Time predict on a trained predictor, for the data's own prompts and for ones of just under 2,000 characters."""
+def cost(answers: Sequence[Answer], whose: str, state: Sequence[str]) -> list[Bar]:
+    """Time predict on a trained predictor, for the prompts of `answers` and for ones of just under 2,000 characters.
+
+    `whose` says what prompts they are.
+    """
     clock = Timeline()
     predictor = fresh_copy(state, clock)
-    prompts = sorted({a.text for a in read_alpaca(data)})
+    prompts = sorted({answer.text for answer in answers})
+    own = f"{whose} prompts"
     rng = random.Random(0)
     long = [" ".join(rng.sample(prompts, 60))[:1990] for _ in range(300)]
     medians = {}
-    for name, texts in (("data's own prompts", prompts), ("1,990 characters", long)):
+    for name, texts in ((own, prompts), ("1,990 characters", long)):
         taken = []
         for text in texts * 3:
             started = time.perf_counter()
@@ -38,7 +41,7 @@ def cost(data: Path, state: Sequence[str]) -> list[Bar]:
         low, high = quantile(taken, 0.1), quantile(taken, 0.99)
         print(f"  predict, {name:<22} p10 {low:6.1f}  p50 {medians[name]:6.1f}  p99 {high:6.1f} us")
     return [
-        Bar.below("predict, data's own prompts, median us", medians["data's own prompts"], 120),
+        Bar.below(f"predict, {own}, median us", medians[own], 120),
         Bar.below("predict, 1,990 characters, median us", medians["1,990 characters"], 120),
     ]
 
@@ -62,20 +65,21 @@ class Stopwatch(TrainingProcess):
 
 
 PLAYS = 3
-"""How often the same requests are played. A call takes as long as the quickest of its plays: it does the same work in
-all of them, and a machine that wakes up from idling takes ten times as long for it, which no clock tells apart."""
+"""How often the same requests are played, unless less is asked for. A call takes as long as the quickest of its
+plays: it does the same work in all of them, and a machine that wakes up from idling takes ten times as long for it,
+which no clock tells apart."""
 
 Spans = dict[str, list[tuple[float, float]]]
 """Seconds of CPU and by the clock of each call, by what was called."""
 
 
-def on_the_loop(answers: Sequence[Answer]) -> list[Bar]:
+def on_the_loop(answers: Sequence[Answer], times: int = PLAYS) -> list[Bar]:
     """How long the event loop is kept, at most, by anything a predictor in service does, a real training included.
 
     CPU seconds of the thread count, so that other programs on the machine do not; what the clock said is shown
     beside them. The interpreter's collector runs as it does in the proxy.
     """
-    plays = [_play(answers) for _ in range(PLAYS)]
+    plays = [_play(answers) for _ in range(times)]
     longest = 0.0
     for name in plays[0]:
         quickest = [min(call) for call in zip(*(play[name] for play in plays), strict=True)]
