@@ -12,8 +12,9 @@
   continuous batching and vLLM. The same prompts, weights and dtype for all; runs take turns, so that what else the
   machine does meets all of them. Ours runs in the environment that the worker gives its engine (huge pages).
 
-`--quick` does the first, tries the second on a handful of requests without holding it against a bar, and leaves the
-peers out (their imports alone take longer than it may).
+`--quick` takes less than 45 s: it does the first, tries the second on a handful of requests without holding it
+against a bar, and does the third in bf16 with four requests of a quarter of the size. vLLM is left out (it takes
+longer to start than all of that may), and so is float32.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from benchmarks.engine.checkpoint import demo_directory
 from benchmarks.engine.contender import Contender, ContenderFailed
 from benchmarks.engine.overhead import overhead
 from benchmarks.engine.peers import install, vllm_python
-from benchmarks.engine.workload import Figures, Item, afresh, chat_mix, long_tail
+from benchmarks.engine.workload import Figures, Item, afresh, chat_mix, long_tail, shorter
 
 PARTS = ("overhead", "static", "peers")
 DTYPES = ("float32", "bfloat16")
@@ -76,7 +77,7 @@ def _describe(figures: Figures) -> str:
     return f"{figures.output_tokens:6d} tokens  {figures.cpu_s:7.1f} CPU s  {figures.per_cpu_s:7.1f} tokens / CPU s"
 
 
-def _contenders(dtype: str) -> list[Contender]:
+def _contenders(dtype: str, quick: bool) -> list[Contender]:
     path = str(demo_directory())
     arguments = ["--model", path, "--dtype", dtype]
     found = [
@@ -84,19 +85,21 @@ def _contenders(dtype: str) -> list[Contender]:
         Contender("transformers", "with_transformers", arguments),
     ]
     python = vllm_python()
-    if python is None:
+    if quick:
+        print("left out of --quick: vllm, which takes a minute to start; float32; a bar for the two ways to batch")
+    elif python is None:
         print("vllm: not installed, left out (python -m benchmarks.engine --install)", file=sys.stderr)
     else:
         found.append(Contender("vllm", "with_vllm", arguments, python=python))
     return found
 
 
-def beside_peers(dtype: str, items: Sequence[Item], repeats: int) -> list[Bar]:
+def beside_peers(dtype: str, items: Sequence[Item], repeats: int, *, quick: bool = False) -> list[Bar]:
     """Every contender serves the same requests, in turns, `repeats` times after a warm-up of two requests."""
     runs: dict[str, list[Figures]] = {}
     with contextlib.ExitStack() as stack:
         running = []
-        for contender in _contenders(dtype):
+        for contender in _contenders(dtype, quick):
             stack.enter_context(contender)
             try:
                 contender.ready(BOOT_S)
@@ -135,27 +138,30 @@ def main() -> int:
     """Parse the options, measure, report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--install", action="store_true", help="install the peers that are missing, then stop")
-    parser.add_argument("--quick", action="store_true", help="overhead, and a look at the two ways to batch")
+    parser.add_argument("--quick", action="store_true", help="few and short requests, under 45 s")
     parser.add_argument("--only", type=lambda text: _names(text, PARTS), default=list(PARTS), metavar="PARTS")
     parser.add_argument("--dtype", type=lambda text: _names(text, DTYPES), default=list(DTYPES), metavar="TYPES")
-    parser.add_argument("--requests", type=int, default=32, help="of the chat mix")
-    parser.add_argument("--repeats", type=int, default=3, help="of each contender's run")
+    parser.add_argument("--requests", type=int, help="of the chat mix (32; 4 short ones with --quick)")
+    parser.add_argument("--repeats", type=int, help="of each contender's run (3; 2 with --quick)")
     parser.add_argument("--json", metavar="FILE", help="write the bars there as JSON")
     options = parser.parse_args()
     if options.install:
         install()
         return 0
+    quick: bool = options.quick
+    requests, repeats = options.requests or (4 if quick else 32), options.repeats or (2 if quick else 3)
+    dtypes = options.dtype[-1:] if quick else options.dtype
     bars: list[Bar] = []
     if "overhead" in options.only:
-        bars += overhead(options.quick)
+        bars += overhead(quick)
     if "static" in options.only:
-        for dtype in options.dtype[-1:] if options.quick else options.dtype:
-            measured = static_against_continuous(dtype, *(QUICK_MIX if options.quick else MIX))
-            bars += [] if options.quick else measured  # a handful of requests has no long tail
-    if "peers" in options.only and not options.quick:
-        items = chat_mix(options.requests, within_s=options.requests / 8)
-        for dtype in options.dtype:
-            bars += beside_peers(dtype, items, options.repeats)
+        for dtype in dtypes:
+            measured = static_against_continuous(dtype, *(QUICK_MIX if quick else MIX))
+            bars += [] if quick else measured  # a handful of requests has no long tail
+    if "peers" in options.only:
+        items = chat_mix(requests, within_s=requests / 8)
+        for dtype in dtypes:
+            bars += beside_peers(dtype, shorter(items, 4) if quick else items, repeats, quick=quick)
     return report(bars, options.json)
 
 

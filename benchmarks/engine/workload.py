@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["Figures", "Item", "afresh", "chat_mix", "long_tail", "serve"]
+__all__ = ["Figures", "Item", "afresh", "chat_mix", "long_tail", "serve", "shorter"]
 
 _FIRST_ID, _LAST_ID = 100, 49_000
 """Ordinary tokens of the demo model: no control tokens at the start, none that few texts contain."""
@@ -71,6 +71,14 @@ def afresh(items: Sequence[Item], number: int) -> list[Item]:
     width = _LAST_ID - _FIRST_ID
     shift = 7919 * number - _FIRST_ID
     return [item._replace(prompt=[_FIRST_ID + (token + shift) % width for token in item.prompt]) for item in items]
+
+
+def shorter(items: Sequence[Item], times: int) -> list[Item]:
+    """The same requests with prompts and outputs that are so many times as short."""
+    return [
+        Item(item.at, item.prompt[: max(1, len(item.prompt) // times)], max(1, item.output // times))
+        for item in items
+    ]
 
 
 def serve(run: Callable[[list[Item], str], Any]) -> None:
