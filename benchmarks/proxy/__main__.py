@@ -8,9 +8,9 @@ proxy's own (user + system, its children included), read from the kernel's clock
 window and divided by what ended in it. The tests go round the peers in turn, and medians are compared. Instructions
 and memory are the same however busy the machine is: they are measured while the proxies start, and nothing else is.
 
-`--quick` measures every bar in under 45 s: two rounds and not five, shorter ones, an overload of 3 s and not 60, and
-peers only in what a bar compares them in. It says what that leaves out. Compiling the proxy, where that has not been
-done (a minute or two, once), comes on top.
+`--quick` measures every bar in under 45 s: two rounds and not five, shorter ones, an overload of 2.5 s and not 60,
+and peers only in what a bar compares them in. It says what that leaves out. Compiling the proxy, where that has not
+been done (a minute or two, once), comes on top.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="install the peers that are missing, then stop")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter repeats, under 45 s")
     parser.add_argument("--only", default=",".join(TESTS), help="tests to run, separated by commas")
-    parser.add_argument("--seconds", type=float, metavar="N", help="how long the overload lasts (60; 3 with --quick)")
+    parser.add_argument(
+        "--seconds", type=float, metavar="N", help="how long the overload lasts (60; 2.5 with --quick)"
+    )
     parser.add_argument("--json", metavar="FILE", help="write the bars there as JSON")
     options = parser.parse_args()
     if options.install:

@@ -76,7 +76,7 @@ QUICK = Effort(
     model=Span(0.1, 0.35),
     lone_s=2,
     lone_rate=4,
-    overload=Span(0.7, 3),
+    overload=Span(1, 2.5),
     counted=0.5,
     all_peers=False,
 )
