@@ -38,7 +38,7 @@ PARTS = ("overhead", "static", "peers")
 DTYPES = ("float32", "bfloat16")
 TARGETS = {"transformers": 2.5, "vllm": 1.2}
 STATIC_TARGET = 2.0
-MIX, QUICK_MIX = (96, 256, 16), (8, 48, 4)
+MIX, QUICK_MIX = (96, 256, 16), (6, 32, 4)
 """For the comparison with static batching: requests, longest output, and how many sequences run at once."""
 WAYS = {"continuous": "continuous", "static": "padded:{}", "static without padding": "static:{}"}
 """Name -> what is ordered, see workload.serve."""
@@ -99,8 +99,7 @@ def beside_peers(dtype: str, items: Sequence[Item], repeats: int, *, quick: bool
     runs: dict[str, list[Figures]] = {}
     with contextlib.ExitStack() as stack:
         running = []
-        for contender in _contenders(dtype, quick):
-            stack.enter_context(contender)
+        for contender in [stack.enter_context(contender) for contender in _contenders(dtype, quick)]:
             try:
                 contender.ready(BOOT_S)
                 contender.run(_warm_up(items))
