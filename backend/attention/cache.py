@@ -43,14 +43,27 @@ class KVCache:
     """
 
     def __init__(
-        self, config: ModelConfig, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        config: ModelConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        reserve: bool = False,
     ) -> None:
+        """Make an empty cache; one in main memory takes pages only as they are used, or, to `reserve`, all at once.
+
+        Raises RuntimeError or MemoryError where there is not so much memory.
+        """
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (2, config.num_layers, config.num_kv_heads, num_blocks, block_size, config.head_dim)
         # Zeros, not empty: a masked slot is multiplied by a zero weight, and 0 * NaN is NaN.
         if device.type == "cpu":
             self._storage = _zeros_in_huge_pages(shape, dtype)
+            if reserve:
+                self._storage.zero_()
         else:
             self._storage = torch.zeros(shape, dtype=dtype, device=device)
         self.keys: list[torch.Tensor] = list(self._storage[0])

@@ -51,7 +51,8 @@ def build_core(options: EngineOptions, progress: Callable[[str, float], None]) -
         num_blocks = options.num_blocks or blocks_that_fit(
             loaded, options.block_size, options.memory_bytes, options.max_num_seqs * max_len
         )
-        runner = ModelRunner(loaded, num_blocks, options.block_size)
+        asked = options.num_blocks is not None or options.memory_bytes is not None
+        runner = ModelRunner(loaded, num_blocks, options.block_size, reserve=asked)
         progress("preparing the device", 0.95)
         runner.warm_up(options.max_num_seqs)
     except (ModelError, PolicyError) as error:

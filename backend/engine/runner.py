@@ -107,6 +107,8 @@ class ModelRunner:
         num_blocks: blocks of KV cache; None takes what fits (see blocks_that_fit).
         block_size: tokens per block.
         memory_bytes: memory for the cache when num_blocks is None.
+        reserve: take main memory for the cache at once, not as it is used: no step waits for the system to clear
+            a page, and what is not there is missed now.
         attention: what attends; None takes Triton on CUDA, elsewhere native kernels or torch.
         capture: how decode steps are captured; None takes CUDA graphs on CUDA and captures nothing elsewhere.
 
@@ -121,6 +123,7 @@ class ModelRunner:
         block_size: int = 16,
         *,
         memory_bytes: int | None = None,
+        reserve: bool = False,
         attention: Callable[[ModelConfig, KVCache], AttentionBackend] | None = None,
         capture: Capture | None = None,
     ) -> None:
@@ -135,6 +138,7 @@ class ModelRunner:
                 block_size=block_size,
                 dtype=self._model.dtype,
                 device=self._model.device,
+                reserve=reserve,
             )
         except (RuntimeError, MemoryError):  # the former is what torch raises, on every device
             needed = num_blocks * bytes_per_block(loaded.config, block_size, self._model.dtype)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
 import random
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -207,3 +209,29 @@ def test_neighbouring_blocks_are_read_in_place() -> None:
     scattered = make_context([[3, 5, 4]]).read(cache)
     assert scattered.shape == run.shape == (1, 2, 12, 8)
     assert torch.equal(scattered[0, :, 4:8], cache[:, 5])
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says what is resident")
+def test_a_cache_that_is_reserved_has_its_memory_at_once_and_another_as_it_is_used() -> None:
+    config = tiny_config(heads=2, dim=64, windows=(None,))
+
+    def grown(*, reserve: bool) -> int:
+        before = _resident_bytes()
+        cache = KVCache(
+            config,
+            num_blocks=8192,
+            block_size=16,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+            reserve=reserve,
+        )
+        assert not cache.keys[0][0, 0].any()
+        return _resident_bytes() - before
+
+    size = bytes_per_block(config, 16, torch.float32) * 8192
+    assert grown(reserve=False) < size / 2 < grown(reserve=True)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
