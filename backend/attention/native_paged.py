@@ -62,7 +62,7 @@ class NativeAttention:
             else:
                 chunks.append(lay_out(self._cache, at, queries, context, table, window))
             at += queries
-        return _Layout(DecodeRows.of(tables, starts, stops, tokens) if tables else None, tuple(chunks))
+        return _Layout(DecodeRows(tables, starts, stops, tokens) if tables else None, tuple(chunks))
 
 
 class _NativeStep:
@@ -85,8 +85,7 @@ class _NativeStep:
     def __call__(self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """Store k and v, then attend (see AttentionStep)."""
         keys, values = self._cache.keys[layer], self._cache.values[layer]
-        self._kernels.store(keys, k, self._slots)
-        self._kernels.store(values, v, self._slots)
+        self._kernels.store(keys, values, k, v, self._slots)
         layout = self._layouts[self._config.layers[layer].window]
         scale = self._config.attention_scale
         out = torch.empty(q.shape, dtype=q.dtype)

@@ -107,7 +107,5 @@ def choose_ops(device: torch.device, dtype: torch.dtype) -> Ops:
 
         return TritonOps()
     if device.type == "cpu" and dtype in DTYPES and (kernels := load_kernels()) is not None:
-        from backend.models.native_ops import NativeOps
-
-        return NativeOps(kernels)
+        return kernels
     return TorchOps()

@@ -19,7 +19,8 @@ __all__ = ["COMPILER_VARIABLE", "load_library"]
 COMPILER_VARIABLE = "TRIMTAB_CC"
 """Names the C compiler; empty means: use no native kernels."""
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "strips.c", "tiles.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("rows.c", "cache.c", "strips.c", "tiles.c"))
+_HEADERS = (Path(__file__).with_name("lanes.h"),)
 _FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-std=gnu11", "-shared", "-fPIC")
 _WIDE_FLAG = "-mprefer-vector-width=512"
 """Left out where the compiler or the processor does not know it."""
@@ -97,7 +98,7 @@ def _cache_directory() -> Path | None:
 def _key(compiler: str) -> str:
     """What a library depends on, so that a home that several machines share holds one for each."""
     parts = (
-        *(source.read_bytes() for source in _SOURCES),
+        *(source.read_bytes() for source in (*_SOURCES, *_HEADERS)),
         " ".join(_FLAGS).encode(),
         compiler.encode(),
         _processor(),

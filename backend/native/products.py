@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from backend.native.library import load_library
+from backend.native.threads import spread
 
 __all__ = ["Products", "load_products"]
 
-_STRIP = 64
-"""COLUMNS of strips.c."""
 _TILE_COLUMNS, _TILE_DEPTH = 32, 32
 """COLUMNS and DEPTH of tiles.c."""
 
@@ -33,31 +30,34 @@ class Products:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._strips, self._tiles = library.multiply_strips, library.multiply_tiles
+        self._lay_out = library.lay_out_rows
         self._strips.argtypes = [_P, _P, _P, _P, _I, _I, _I, _I, _I]
-        self._tiles.argtypes = [*self._strips.argtypes, ctypes.c_int]
-        self._strips.restype = self._tiles.restype = None
+        self._tiles.argtypes = [_P, _P, _P, _P, _I, _I, _I, ctypes.c_int, _I, _I]
+        self._lay_out.argtypes = [_P, _P, _I, _I]
+        self._strips.restype = self._tiles.restype = self._lay_out.restype = None
+        library.strip_columns.restype = _I
+        self.strip = int(library.strip_columns())
+        """Columns of a strip of a float32 weight."""
         self.has_tiles = bool(library.tiles_ready())
         """Whether this processor multiplies bfloat16 in tile registers, and the system lends them."""
-        self._pool: ThreadPoolExecutor | None = None
 
     def takes(self, weight: torch.Tensor) -> bool:
         """Whether `pack` can lay out this weight, [out, in]."""
         width, depth = weight.shape
         if weight.dtype is torch.float32:
-            return width % _STRIP == 0
+            return width % self.strip == 0
         tiled = width % _TILE_COLUMNS == 0 and depth % _TILE_DEPTH == 0
         return weight.dtype is torch.bfloat16 and self.has_tiles and tiled
 
-    @staticmethod
-    def pack(weight: torch.Tensor) -> torch.Tensor:
+    def pack(self, weight: torch.Tensor) -> torch.Tensor:
         """Lay out [out, in] in the order in which it is used.
 
         Returns:
-            [out / 64, in, column] of float32, [out / 32, in / 32, half, pair, column, element] of bfloat16
+            [out / strip, in, column] of float32, [out / 32, in / 32, half, pair, column, element] of bfloat16
         """
         width, depth = weight.shape
         if weight.dtype is torch.float32:
-            return weight.view(-1, _STRIP, depth).transpose(1, 2).contiguous()
+            return weight.view(-1, self.strip, depth).transpose(1, 2).contiguous()
         blocks = weight.view(width // _TILE_COLUMNS, 2, _TILE_COLUMNS // 2, depth // _TILE_DEPTH, _TILE_DEPTH // 2, 2)
         return blocks.permute(0, 3, 1, 4, 2, 5).contiguous()
 
@@ -67,28 +67,18 @@ class Products:
         """Multiply [T, in] by a packed weight; returns [T, out], float32 where `wide`, else of x's type."""
         x = x.contiguous()
         rows, depth = x.shape
-        low = packed.dtype is torch.bfloat16
-        width = packed.shape[0] * (_TILE_COLUMNS if low else _STRIP)
-        out = torch.empty(rows, width, dtype=torch.float32 if wide else x.dtype)
-        offset = None if bias is None else bias.data_ptr()
-
-        def run(first: int, last: int) -> None:
-            arguments = (out.data_ptr(), x.data_ptr(), packed.data_ptr(), offset, rows, depth, width, first, last)
-            if low:
-                self._tiles(*arguments, wide)
-            else:
-                self._strips(*arguments)
-
-        self._spread(packed.shape[0], run)
+        blocks, offset = packed.shape[0], None if bias is None else bias.data_ptr()
+        if packed.dtype is torch.bfloat16:
+            width = blocks * _TILE_COLUMNS
+            out = torch.empty(rows, width, dtype=torch.float32 if wide else torch.bfloat16)
+            pointers = (out.data_ptr(), x.data_ptr(), packed.data_ptr(), offset)
+            spread(self._tiles, (*pointers, rows, depth, width, wide), blocks)
+            return out
+        width = blocks * self.strip
+        out, panel = torch.empty(rows, width), x
+        if rows > 1:
+            panel = torch.empty(rows * depth + self.strip)
+            self._lay_out(panel.data_ptr(), x.data_ptr(), rows, depth)
+        pointers = (out.data_ptr(), panel.data_ptr(), packed.data_ptr(), offset)
+        spread(self._strips, (*pointers, rows, depth, width), blocks)
         return out
-
-    def _spread(self, blocks: int, run: Callable[[int, int], None]) -> None:
-        """Call `run(first, last)` over all blocks of columns, in as many threads as torch uses."""
-        threads = min(torch.get_num_threads(), blocks)
-        if threads == 1:
-            run(0, blocks)
-            return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(torch.get_num_threads(), "products")
-        cuts = [blocks * part // threads for part in range(threads + 1)]
-        list(self._pool.map(run, cuts[:-1], cuts[1:]))

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
-from backend.models.native_ops import NativeOps
 from backend.models.rope import rotate
 from backend.native.kernels import DecodeRows, Kernels, load_kernels
 
@@ -17,12 +16,12 @@ DTYPES = pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (to
 
 
 @pytest.fixture(params=[1, 3], ids=["1-thread", "3-threads"])
-def ops(request: pytest.FixtureRequest) -> Iterator[NativeOps]:
+def ops(request: pytest.FixtureRequest) -> Iterator[Kernels]:
     kernels = load_kernels()
     if kernels is None:
         pytest.skip("no C compiler")
     torch.set_num_threads(request.param)
-    yield NativeOps(kernels)
+    yield kernels
     torch.set_num_threads(1)
 
 
@@ -36,12 +35,12 @@ def _check(got: torch.Tensor, want: torch.Tensor, close: float) -> None:
 
 @DTYPES
 @pytest.mark.parametrize(("rows", "width"), [(1, 576), (130, 70)])
-def test_norm_equals_the_formula(ops: NativeOps, dtype: torch.dtype, close: float, rows: int, width: int) -> None:
+def test_norm_equals_the_formula(ops: Kernels, dtype: torch.dtype, close: float, rows: int, width: int) -> None:
     x, weight = _random(rows, width, dtype=dtype), _random(width, dtype=dtype, seed=1)
     _check(ops.norm(x, weight, 1e-5), rms_norm(x.double(), (width,), weight.double(), 1e-5), close)
 
 
-def test_a_norm_with_a_float32_weight_keeps_its_low_bits(ops: NativeOps) -> None:
+def test_a_norm_with_a_float32_weight_keeps_its_low_bits(ops: Kernels) -> None:
     x, weight = _random(5, 64, dtype=torch.bfloat16), 1 + _random(64, dtype=torch.float32) / 1024
     got = ops.norm(x, weight, 1e-5)
     assert got.dtype is torch.bfloat16
@@ -49,7 +48,7 @@ def test_a_norm_with_a_float32_weight_keeps_its_low_bits(ops: NativeOps) -> None
 
 
 @DTYPES
-def test_the_residual_is_added_before_the_norm(ops: NativeOps, dtype: torch.dtype, close: float) -> None:
+def test_the_residual_is_added_before_the_norm(ops: Kernels, dtype: torch.dtype, close: float) -> None:
     x, residual = _random(70, 96, dtype=dtype), _random(70, 96, dtype=dtype, seed=1)
     weight = _random(96, dtype=dtype, seed=2)
     total = x + residual
@@ -60,19 +59,19 @@ def test_the_residual_is_added_before_the_norm(ops: NativeOps, dtype: torch.dtyp
 
 @DTYPES
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gate_equals_the_formula(ops: NativeOps, dtype: torch.dtype, close: float, activation: str) -> None:
+def test_gate_equals_the_formula(ops: Kernels, dtype: torch.dtype, close: float, activation: str) -> None:
     gate_up = _random(70, 2 * 100, dtype=dtype) * 8
     gate, up = gate_up.double().chunk(2, dim=-1)
     want = (silu(gate) if activation == "silu" else gelu(gate, approximate="tanh")) * up
     _check(ops.gate(gate_up, "silu" if activation == "silu" else "gelu_tanh"), want, 4 * close)
 
 
-def test_gates_far_from_zero_are_zero_or_the_value_itself(ops: NativeOps) -> None:
+def test_gates_far_from_zero_are_zero_or_the_value_itself(ops: Kernels) -> None:
     ends = torch.tensor([[-1e4, -200.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0]])
     assert ops.gate(ends, "silu").tolist()[0] == pytest.approx([0.0, 0.0, 200.0, 1e4], abs=1e-30)
 
 
-def test_a_nan_stays_one(ops: NativeOps) -> None:
+def test_a_nan_stays_one(ops: Kernels) -> None:
     x = torch.full((2, 64), torch.nan)
     assert ops.norm(x, torch.ones(64), 1e-5).isnan().all()
     assert ops.gate(x, "silu").isnan().all()
@@ -82,7 +81,7 @@ def test_a_nan_stays_one(ops: NativeOps) -> None:
 @DTYPES
 @pytest.mark.parametrize("normed", [False, True])
 def test_rotation_equals_the_formula_and_leaves_values_alone(
-    ops: NativeOps, dtype: torch.dtype, close: float, normed: bool
+    ops: Kernels, dtype: torch.dtype, close: float, normed: bool
 ) -> None:
     heads, kv_heads, dim, rows = 4, 2, 24, 70
     qkv = _random(rows, heads + 2 * kv_heads, dim, dtype=dtype)
@@ -108,8 +107,8 @@ def test_rows_are_shared_out_by_length_and_none_is_lost() -> None:
     try:
         for lengths in ([5], [1, 1], [100, 1, 1, 1], [1, 1, 1, 100], [7] * 10, list(range(1, 30))):
             tables = [[0] * length for length in lengths]
-            rows = DecodeRows.of(tables, [0] * len(lengths), lengths, list(range(len(lengths))))
-            cuts = [first for first, _ in rows.parts] + [rows.parts[-1][1]]
+            rows = DecodeRows(tables, [0] * len(lengths), lengths, list(range(len(lengths))))
+            cuts = [first for _, first, _ in rows.parts] + [rows.parts[-1][2]]
             assert cuts[0] == 0
             assert cuts[-1] == len(lengths)
             assert all(before < after for before, after in itertools.pairwise(cuts))

@@ -10,7 +10,8 @@ import torch
 from backend.models.linear import Linear
 from backend.native.products import Products, load_products
 
-ROWS = (1, 5, 16, 17, 32, 33, 70)
+ROWS = (1, 5, 12, 13, 16, 17, 32, 33, 70, 205)
+"""Around what goes together: groups of 12 or 6 rows and parts of 16 groups of float32, tiles of 16 rows."""
 
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -50,6 +51,13 @@ def test_a_product_equals_the_formula_for_any_number_of_rows(
     assert torch.equal(products.multiply(x, products.pack(weight), bias), got.to(dtype))
 
 
+@pytest.mark.parametrize("depth", [1, 15, 127, 129, 300])
+def test_rows_of_any_length_are_multiplied_in_float32(products: Products, depth: int) -> None:
+    weight, x = _random(96, depth, seed=1, dtype=torch.float32), _random(29, depth, seed=2, dtype=torch.float32)
+    got = products.multiply(x, products.pack(weight), None)
+    torch.testing.assert_close(got.double(), x.double() @ weight.double().T, atol=1e-4, rtol=1e-5)
+
+
 @DTYPES
 def test_a_rows_bits_are_the_same_alone_and_in_any_company(products: Products, dtype: torch.dtype) -> None:
     _need(products, dtype)
@@ -76,7 +84,8 @@ def test_rows_that_do_not_lie_together_are_multiplied_too(products: Products, dt
         ((48, 96), torch.bfloat16, True, False),
         ((64, 80), torch.bfloat16, True, False),
         ((64, 80), torch.float32, False, True),
-        ((96, 80), torch.float32, False, False),
+        ((96, 80), torch.float32, False, True),
+        ((40, 80), torch.float32, False, False),
         ((64, 96), torch.float16, True, False),
     ],
 )
