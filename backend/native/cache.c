@@ -38,7 +38,7 @@ void store_rows(void *keys, void *values, int64_t head_stride, const void *k, in
 }
 
 /* Goes over the cache some tokens ahead of the one that attends and asks for what that one will need: blocks lie
- * anywhere, and the hardware cannot guess. Keys, then values, of head after head of row after row. */
+ * anywhere, and the hardware cannot guess. Keys, then values, of row after row of head after head. */
 struct scout {
     const char *at;      /* the next token */
     int64_t left;        /* tokens up to the end of its block or of the context */
@@ -47,16 +47,16 @@ struct scout {
     int in_values;
     /* what does not change */
     const char *keys, *values;
-    int64_t head_bytes, token_bytes, block_size, last_row, heads, width;
+    int64_t head_bytes, token_bytes, block_size, first_row, last_row, heads, width;
     const int32_t *tables;
     const int64_t *starts, *stops;
 };
 
 static void next_block(struct scout *s) {
     if (s->token >= s->stop) {
-        if (s->in_values && ++s->head == s->heads) {
-            s->head = 0;
-            if (++s->row == s->last_row) {
+        if (s->in_values && ++s->row == s->last_row) {
+            s->row = s->first_row;
+            if (++s->head == s->heads) {
                 s->left = INT64_MAX; /* nothing follows: stay here */
                 s->token_bytes = 0;
                 return;
@@ -203,12 +203,12 @@ void attend_rows(void *out, const void *q, int64_t stride, const void *keys, con
     struct scout scout = {
         .keys = keys, .values = values, .tables = tables, .starts = starts, .stops = stops, .width = width,
         .head_bytes = head_stride * (bf16 ? 2 : 4), .token_bytes = token_bytes, .block_size = size, .heads = kv_heads,
-        .row = first, .last_row = last, .token = starts[first], .stop = stops[first],
+        .row = first, .first_row = first, .last_row = last, .token = starts[first], .stop = stops[first],
     };
     for (int i = 0; i < AHEAD; i++)
         go_ahead(&scout, (int)token_bytes);
-    for (int64_t row = first; row < last; row++)
-        for (int64_t head = 0; head < kv_heads; head++) {
+    for (int64_t head = 0; head < kv_heads; head++)
+        for (int64_t row = first; row < last; row++) {
             const void *k = offset(keys, head * head_stride, bf16), *v = offset(values, head * head_stride, bf16);
             for (int64_t lead = 0; lead < group; lead += MAX_GROUP) {
                 int together = (int)(group - lead < MAX_GROUP ? group - lead : MAX_GROUP);
