@@ -16,6 +16,7 @@ from backend.attention.chunks import Chunk, attend_chunk, first_visible, lay_out
 from backend.engine.step import StepInput
 from backend.models.config import ModelConfig
 from backend.native.kernels import DecodeRows, Kernels
+from backend.native.team import fresh
 
 __all__ = ["NativeAttention"]
 
@@ -46,6 +47,16 @@ class NativeAttention:
         layouts = {window: self._layout(step, window) for window in self._config.windows}
         return _NativeStep(self._config, self._cache, self._kernels, layouts, torch.tensor(step.slot_mapping))
 
+    def begin_static(self, slots: torch.Tensor, rows: dict[int | None, DecodeRows]) -> AttentionStep:
+        """A decode step over buffers that whoever calls fills before each use.
+
+        Args:
+            slots: int64 [R].
+            rows: what the R rows see, for each sliding window that a layer has.
+        """
+        layouts = {window: _Layout(seen, ()) for window, seen in rows.items()}
+        return _NativeStep(self._config, self._cache, self._kernels, layouts, slots)
+
     def _layout(self, step: StepInput, window: int | None) -> _Layout:
         tables: list[list[int]] = []
         starts: list[int] = []
@@ -62,7 +73,7 @@ class NativeAttention:
             else:
                 chunks.append(lay_out(self._cache, at, queries, context, table, window))
             at += queries
-        return _Layout(DecodeRows(tables, starts, stops, tokens) if tables else None, tuple(chunks))
+        return _Layout(DecodeRows.of(tables, starts, stops, tokens) if tables else None, tuple(chunks))
 
 
 class _NativeStep:
@@ -88,7 +99,7 @@ class _NativeStep:
         self._kernels.store(keys, values, k, v, self._slots)
         layout = self._layouts[self._config.layers[layer].window]
         scale = self._config.attention_scale
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = fresh(*q.shape, dtype=q.dtype)
         if layout.rows is not None:
             self._kernels.attend(out, q, keys, values, layout.rows, scale)
         for chunk in layout.chunks:

@@ -12,8 +12,13 @@ from backend.models.config import ModelConfig
 from backend.models.linear import Linear
 from backend.models.ops import Ops, choose_ops
 from backend.models.rope import cos_sin, inverse_frequencies
+from backend.native.kernels import Kernels
 
-__all__ = ["Decoder", "DecoderWeights", "LayerWeights"]
+__all__ = ["Angles", "Decoder", "DecoderWeights", "LayerWeights"]
+
+
+Angles = list[tuple[torch.Tensor, torch.Tensor]]
+"""Cosines and sines of a step's positions, each [T, 1, head_dim / 2], for each kind of rope that the model has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +70,13 @@ class Decoder:
         self.weights.head.pack()
 
     @property
+    def is_native(self) -> bool:
+        """Whether all products and all operations between them are native (see backend/native)."""
+        layers = self.weights.layers
+        linears = [linear for layer in layers for linear in (layer.qkv, layer.out, layer.gate_up, layer.down)]
+        return isinstance(self._ops, Kernels) and all(linear.is_native for linear in (*linears, self.weights.head))
+
+    @property
     def dtype(self) -> torch.dtype:
         """Type of the hidden states."""
         return self.weights.embedding.dtype
@@ -92,7 +104,11 @@ class Decoder:
         Returns:
             [S, hidden] or [T, hidden]
         """
-        config, ops, eps = self.config, self._ops, self.config.norm_eps
+        return self.layers(*self.inputs(token_ids, positions), attend, rows)
+
+    def inputs(self, token_ids: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, Angles]:
+        """What the first layer starts from: hidden states [T, hidden], and the angles of the positions."""
+        config = self.config
         hidden = embedding(token_ids, self.weights.embedding)
         if config.embedding_scale != 1.0:
             # Rounded to the model's dtype first, as the checkpoints were trained.
@@ -101,6 +117,13 @@ class Decoder:
             cos_sin(positions, frequencies, rope.attention_factor, hidden.dtype)
             for frequencies, rope in zip(self._frequencies, config.ropes, strict=True)
         ]
+        return hidden, angles
+
+    def layers(
+        self, hidden: torch.Tensor, angles: Angles, attend: AttentionStep, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`forward` from where `inputs` ends."""
+        config, ops, eps = self.config, self._ops, self.config.norm_eps
         layers = self.weights.layers
         norms = [*(layer.attention_norm for layer in layers[1:]), self.weights.norm]
         normed = ops.norm(hidden, layers[0].attention_norm, eps)
@@ -120,7 +143,10 @@ class Decoder:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 logits [S, vocab] of hidden states [S, hidden] that `forward` returned."""
-        logits = self.weights.head.wide(hidden)
+        return self.capped(self.weights.head.wide(hidden))
+
+    def capped(self, logits: torch.Tensor) -> torch.Tensor:
+        """The head's products, kept within the model's limits where it has any."""
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 

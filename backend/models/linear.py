@@ -26,6 +26,11 @@ class Linear:
         self._packed: torch.Tensor | None = None
         self._products: Products | None = None
 
+    @property
+    def is_native(self) -> bool:
+        """Whether the native products compute it."""
+        return self._products is not None
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Apply to [T, in]; returns [T, out] of x's type."""
         if self._packed is None:

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "kernels.h"
 #include "lanes.h"
 
 #define MOST_PARTS (256 / LANES)
@@ -192,13 +193,10 @@ INLINE void attend_any(void *out, const void *q, const void *keys, const void *v
     }
 }
 
-/* One query per row from `first` to `last - 1`, over the tokens starts[row]..stops[row]-1 of its block table in
- * tables [rows, width]. q has rows of `stride`, out is dense [rows, kv_heads * group * dim]; both are indexed by
- * tokens[row]. scores holds MAX_GROUP * (max(stops - starts) + LANES) floats. */
-void attend_rows(void *out, const void *q, int64_t stride, const void *keys, const void *values, int64_t head_stride,
-                 const int32_t *tables, int64_t width, const int64_t *starts, const int64_t *stops,
-                 const int64_t *tokens, int64_t kv_heads, int64_t group, int64_t dim, int64_t size, float scale,
-                 int bf16, float *scores, int64_t first, int64_t last) {
+static void attend_rows(void *out, const void *q, int64_t stride, const void *keys, const void *values,
+                        int64_t head_stride, const int32_t *tables, int64_t width, const int64_t *starts,
+                        const int64_t *stops, const int64_t *tokens, int64_t kv_heads, int64_t group, int64_t dim,
+                        int64_t size, float scale, int bf16, float *scores, int64_t first, int64_t last) {
     int64_t token_bytes = dim * (bf16 ? 2 : 4);
     struct scout scout = {
         .keys = keys, .values = values, .tables = tables, .starts = starts, .stops = stops, .width = width,
@@ -225,4 +223,18 @@ void attend_rows(void *out, const void *q, int64_t stride, const void *keys, con
                                scores, 0, ahead);
             }
         }
+}
+
+/* One query per row, over the tokens starts[row]..stops[row]-1 of its block table in tables [rows, width]. q has rows
+ * of `stride`, out is dense [rows, kv_heads * group * dim]; both are indexed by tokens[row]. The rows are cut into
+ * parts: part p is cuts[p]..cuts[p + 1]-1, and has scratch of its own in scores, `scores_stride` apart, for
+ * MAX_GROUP * (max(stops - starts) + LANES) floats. */
+void attend_parts(void *out, const void *q, int64_t stride, const void *keys, const void *values, int64_t head_stride,
+                  const int32_t *tables, int64_t width, const int64_t *starts, const int64_t *stops,
+                  const int64_t *tokens, int64_t kv_heads, int64_t group, int64_t dim, int64_t size, float scale,
+                  int bf16, float *scores, int64_t scores_stride, const int64_t *cuts, int64_t first, int64_t last) {
+    for (int64_t part = first; part < last; part++)
+        if (cuts[part] < cuts[part + 1])
+            attend_rows(out, q, stride, keys, values, head_stride, tables, width, starts, stops, tokens, kv_heads,
+                        group, dim, size, scale, bf16, scores + part * scores_stride, cuts[part], cuts[part + 1]);
 }

@@ -7,10 +7,11 @@ import functools
 import itertools
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from backend.native.library import load_library
-from backend.native.threads import NativeFunction, pool, spread
+from backend.native.team import Operation, fresh, spread
 
 __all__ = ["DTYPES", "DecodeRows", "Kernels", "load_kernels"]
 
@@ -25,11 +26,11 @@ _SCORE_ROWS, _SCORE_PADDING = 4, 16
 
 _P, _I, _F, _C = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int
 _SIGNATURES: dict[str, list[type]] = {
-    "norm_rows": [_P, _P, _P, _P, _I, _F, _C, _C, _I, _I],
-    "gate_rows": [_P, _P, _I, _C, _C, _I, _I],
-    "rotate_rows": [_P, _I, _P, _P, _P, _P, _I, _I, _I, _F, _C, _C, _I, _I],
-    "store_rows": [_P, _P, _I, _P, _I, _P, _I, _P, _I, _I, _C, _I, _I],
-    "attend_rows": [_P, _P, _I, _P, _P, _I, _P, _I, _P, _P, _P, _I, _I, _I, _I, _F, _C, _P, _I, _I],
+    "norm_rows": [_P, _P, _P, _P, _I, _F, _C, _C],
+    "gate_rows": [_P, _P, _I, _C, _C],
+    "rotate_rows": [_P, _I, _P, _P, _P, _P, _I, _I, _I, _F, _C, _C],
+    "store_rows": [_P, _P, _I, _P, _I, _P, _I, _P, _I, _I, _C],
+    "attend_parts": [_P, _P, _I, _P, _P, _I, _P, _I, _P, _P, _P, _I, _I, _I, _I, _F, _C, _P, _I, _P],
 }
 
 
@@ -41,40 +42,67 @@ def load_kernels() -> Kernels | None:
 
 
 class DecodeRows:
-    """Rows with one query each: what of the cache they see, laid out once for all layers of a step.
+    """Rows with one query each: what of the cache they see, for all layers of a step.
 
     Args:
-        tables: the blocks of each row; one may be longer than its row needs.
-        starts: the first position that each row sees.
-        stops: one past the last.
-        tokens: where the rows' queries lie among the step's tokens.
+        rows: how many there are at most.
+        width: most blocks of one.
+        longest: most positions that one sees.
     """
 
-    def __init__(self, tables: Sequence[list[int]], starts: list[int], stops: list[int], tokens: list[int]) -> None:
-        width = max(map(len, tables))
-        flat = [block for table in tables for block in (*table, *(0,) * (width - len(table)))]
+    def __init__(self, rows: int, width: int, longest: int) -> None:
+        self.parts = max(1, min(rows, torch.get_num_threads()))
+        """Into how many ranges the rows are cut, one for each thread."""
+        self._tables = torch.zeros(rows, width, dtype=torch.int32)
+        self._numbers = torch.zeros(3, rows, dtype=torch.int64)
+        self._cuts = torch.zeros(self.parts + 1, dtype=torch.int64)
+        self._scores = torch.empty(self.parts, _SCORE_ROWS * (longest + _SCORE_PADDING))
+        starts, stops, tokens = (numbers.data_ptr() for numbers in self._numbers)
+        self.seen: tuple[int, ...] = (self._tables.data_ptr(), width, starts, stops, tokens)
+        """Where the tables int32 [rows, width] are, and starts, stops and tokens int64 [rows]."""
+        self.scratch: tuple[int, ...] = (self._scores.data_ptr(), self._scores.stride(0), self._cuts.data_ptr())
+        """Where the parts' scores are, and the cuts int64 [parts + 1]."""
+
+    @classmethod
+    def of(cls, tables: Sequence[list[int]], starts: list[int], stops: list[int], tokens: list[int]) -> DecodeRows:
+        """Make room for these rows and lay them out, see `fill`."""
         lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
-        ranges = _even_parts(lengths, torch.get_num_threads())
-        scores = torch.empty(len(ranges), _SCORE_ROWS * (max(lengths) + _SCORE_PADDING))
-        self._kept = [torch.tensor(flat, dtype=torch.int32), *map(torch.tensor, (starts, stops, tokens)), scores]
-        table, *others = (tensor.data_ptr() for tensor in self._kept[:-1])
-        self.pointers: tuple[int, ...] = (table, width, *others)
-        """Of the tables int32 [rows, width], their width, and of starts, stops and tokens int64 [rows]."""
-        self.parts: list[tuple[int, int, int]] = [
-            (scores[part].data_ptr(), first, last) for part, (first, last) in enumerate(ranges)
-        ]
-        """For each thread a pointer to scratch, and a range of rows; all ranges have about as many positions."""
+        rows = cls(len(tables), max(map(len, tables)), max(lengths))
+        rows.fill(tables, starts, stops, tokens)
+        return rows
+
+    def fill(self, tables: Sequence[list[int]], starts: list[int], stops: list[int], tokens: list[int]) -> None:
+        """Lay out rows.
+
+        Args:
+            tables: the blocks of each row; one may be longer than its row needs.
+            starts: the first position that each row sees.
+            stops: one past the last.
+            tokens: where the rows' queries lie among the step's tokens.
+        """
+        count = len(tables)
+        self._numbers.numpy()[:, :count] = (starts, stops, tokens)
+        widths = np.fromiter(map(len, tables), dtype=np.int64, count=count)
+        width = int(widths.max())
+        flat = np.fromiter(itertools.chain.from_iterable(tables), dtype=np.int32, count=int(widths.sum()))
+        # What is past a row's own blocks is never read.
+        self._tables.numpy()[:count, :width][np.arange(width) < widths[:, None]] = flat
+        lengths = [stop - start for start, stop in zip(starts, stops, strict=True)]
+        self._cuts.numpy()[:] = _even_cuts(lengths, self.parts)
 
 
-def _even_parts(lengths: Sequence[int], threads: int) -> list[tuple[int, int]]:
-    """Cut rows into at most `threads` neighbouring ranges of about the same total length."""
+def _even_cuts(lengths: Sequence[int], parts: int) -> list[int]:
+    """Where to cut rows into `parts` neighbouring ranges of about the same total length: parts + 1 numbers of rows.
+
+    The last ranges may be empty.
+    """
     ends = list(itertools.accumulate(lengths))
-    share = -(-ends[-1] // threads)
+    share = -(-ends[-1] // parts)
     cuts = [0]
     for row, end in enumerate(ends, 1):
         if end >= share * len(cuts) or row == len(ends):
             cuts.append(row)
-    return list(itertools.pairwise(cuts))
+    return cuts + [len(ends)] * (parts + 1 - len(cuts))
 
 
 class Kernels:
@@ -85,15 +113,8 @@ class Kernels:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._norm, self._gate, self._rotate, self._store, self._attend = (
-            self._bind(library, name) for name in _SIGNATURES
+            Operation(library, name, types) for name, types in _SIGNATURES.items()
         )
-
-    @staticmethod
-    def _bind(library: ctypes.CDLL, name: str) -> NativeFunction:
-        function = getattr(library, name)
-        function.argtypes, function.restype = _SIGNATURES[name], None
-        call: NativeFunction = function
-        return call
 
     @staticmethod
     def attends(head_dim: int) -> bool:
@@ -111,7 +132,7 @@ class Kernels:
         return self._normalise(x, residual.data_ptr(), weight, eps), x
 
     def _normalise(self, x: torch.Tensor, residual: int | None, weight: torch.Tensor, eps: float) -> torch.Tensor:
-        out = torch.empty_like(x)
+        out = fresh(*x.shape, dtype=x.dtype)
         low, weight_low = x.dtype is torch.bfloat16, weight.dtype is torch.bfloat16
         rows, width = x.shape
         arguments = (out.data_ptr(), x.data_ptr(), residual, weight.data_ptr(), width, eps, low, weight_low)
@@ -121,7 +142,7 @@ class Kernels:
     def gate(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """See Ops; gate_up is dense."""
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        out = torch.empty(rows, width, dtype=gate_up.dtype)
+        out = fresh(rows, width, dtype=gate_up.dtype)
         low = out.dtype is torch.bfloat16
         arguments = (out.data_ptr(), gate_up.data_ptr(), width, activation == "gelu_tanh", low)
         spread(self._gate, arguments, rows, _SPREAD_FROM)
@@ -177,7 +198,7 @@ class Kernels:
             dim,
             k.dtype is torch.bfloat16,
         )
-        self._store(*arguments, 0, rows)
+        spread(self._store, arguments, rows, _SPREAD_FROM)
 
     def attend(
         self,
@@ -206,16 +227,13 @@ class Kernels:
             keys.data_ptr(),
             values.data_ptr(),
             keys.stride(0),
-            *rows.pointers,
+            *rows.seen,
             kv_heads,
             q.shape[1] // kv_heads,
             dim,
             block_size,
             scale,
             q.dtype is torch.bfloat16,
+            *rows.scratch,
         )
-        if len(rows.parts) == 1:
-            self._attend(*arguments, *rows.parts[0])
-            return
-        for call in [pool().submit(self._attend, *arguments, *part) for part in rows.parts]:
-            call.result()
+        spread(self._attend, arguments, rows.parts)

@@ -19,9 +19,9 @@ __all__ = ["COMPILER_VARIABLE", "load_library"]
 COMPILER_VARIABLE = "TRIMTAB_CC"
 """Names the C compiler; empty means: use no native kernels."""
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("rows.c", "cache.c", "strips.c", "tiles.c"))
-_HEADERS = (Path(__file__).with_name("lanes.h"),)
-_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-std=gnu11", "-shared", "-fPIC")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("rows.c", "cache.c", "strips.c", "tiles.c", "team.c"))
+_HEADERS = tuple(Path(__file__).with_name(name) for name in ("lanes.h", "kernels.h"))
+_FLAGS = ("-O3", "-march=native", "-fopenmp-simd", "-std=gnu11", "-shared", "-fPIC", "-pthread")
 _WIDE_FLAG = "-mprefer-vector-width=512"
 """Left out where the compiler or the processor does not know it."""
 _COMPILE_S = 120.0

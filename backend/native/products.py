@@ -8,7 +8,7 @@ import functools
 import torch
 
 from backend.native.library import load_library
-from backend.native.threads import spread
+from backend.native.team import Operation, fresh, spread
 
 __all__ = ["Products", "load_products"]
 
@@ -29,12 +29,9 @@ class Products:
     """y = x W^T + b on the CPU, every row as if it were alone."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        self._strips, self._tiles = library.multiply_strips, library.multiply_tiles
-        self._lay_out = library.lay_out_rows
-        self._strips.argtypes = [_P, _P, _P, _P, _I, _I, _I, _I, _I]
-        self._tiles.argtypes = [_P, _P, _P, _P, _I, _I, _I, ctypes.c_int, _I, _I]
-        self._lay_out.argtypes = [_P, _P, _I, _I]
-        self._strips.restype = self._tiles.restype = self._lay_out.restype = None
+        self._lay_out = Operation(library, "lay_out_rows", [_P, _P, _I, _I])
+        self._strips = Operation(library, "multiply_strips", [_P, _P, _P, _P, _I, _I, _I])
+        self._tiles = Operation(library, "multiply_tiles", [_P, _P, _P, _P, _I, _I, _I, ctypes.c_int])
         library.strip_columns.restype = _I
         self.strip = int(library.strip_columns())
         """Columns of a strip of a float32 weight."""
@@ -70,15 +67,15 @@ class Products:
         blocks, offset = packed.shape[0], None if bias is None else bias.data_ptr()
         if packed.dtype is torch.bfloat16:
             width = blocks * _TILE_COLUMNS
-            out = torch.empty(rows, width, dtype=torch.float32 if wide else torch.bfloat16)
+            out = fresh(rows, width, dtype=torch.float32 if wide else torch.bfloat16)
             pointers = (out.data_ptr(), x.data_ptr(), packed.data_ptr(), offset)
             spread(self._tiles, (*pointers, rows, depth, width, wide), blocks)
             return out
         width = blocks * self.strip
-        out, panel = torch.empty(rows, width), x
+        out, panel = fresh(rows, width, dtype=torch.float32), x
         if rows > 1:
-            panel = torch.empty(rows * depth + self.strip)
-            self._lay_out(panel.data_ptr(), x.data_ptr(), rows, depth)
+            panel = fresh(rows * depth + self.strip, dtype=torch.float32)
+            spread(self._lay_out, (panel.data_ptr(), x.data_ptr(), rows, depth), 1)
         pointers = (out.data_ptr(), panel.data_ptr(), packed.data_ptr(), offset)
         spread(self._strips, (*pointers, rows, depth, width), blocks)
         return out

@@ -4,6 +4,7 @@
 
 #include <math.h>
 
+#include "kernels.h"
 #include "lanes.h"
 
 /* out = x / sqrt(mean(x^2) + eps) * weight, where x += residual first if there is one. The weight may be float32

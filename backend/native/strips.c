@@ -6,6 +6,7 @@
  * another: its bits do not depend on the batch it is in.
  */
 
+#include "kernels.h"
 #include "lanes.h"
 
 #define COLUMNS (2 * LANES) /* of a strip */
@@ -39,8 +40,10 @@ static void lay_out_group(float *panel, const float *x, int64_t rows, int64_t de
 }
 
 /* The panel that multiply_strips reads: the groups of x [rows, depth] one after another, each as [depth, its rows],
- * so that whoever goes along the rows of a group reads one place after another. It has room for LANES floats more. */
-void lay_out_rows(float *panel, const float *x, int64_t rows, int64_t depth) {
+ * so that whoever goes along the rows of a group reads one place after another. It has room for LANES floats more, which
+ * get written to as others do twice: it is not shared out. */
+void lay_out_rows(float *panel, const float *x, int64_t rows, int64_t depth, int64_t first, int64_t last) {
+    (void)first, (void)last;
     for (int64_t part = 0, parts = parts_of(rows); part < parts; part++) {
         int64_t first = rows * part / parts, many = rows * (part + 1) / parts - first;
         for (int64_t group = 0, groups = groups_of(many); group < groups; group++) {

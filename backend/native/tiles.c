@@ -6,8 +6,9 @@
  * the batch it is in.
  */
 
-#include <stdint.h>
 #include <string.h>
+
+#include "kernels.h"
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
 

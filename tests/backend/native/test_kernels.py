@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
 from backend.models.rope import rotate
-from backend.native.kernels import DecodeRows, Kernels, load_kernels
+from backend.native.kernels import Kernels, _even_cuts, load_kernels
 
 DTYPES = pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 2e-6), (torch.bfloat16, 2**-8)])
 
@@ -103,18 +103,14 @@ def test_rotation_equals_the_formula_and_leaves_values_alone(
 
 
 def test_rows_are_shared_out_by_length_and_none_is_lost() -> None:
-    torch.set_num_threads(3)
-    try:
-        for lengths in ([5], [1, 1], [100, 1, 1, 1], [1, 1, 1, 100], [7] * 10, list(range(1, 30))):
-            tables = [[0] * length for length in lengths]
-            rows = DecodeRows(tables, [0] * len(lengths), lengths, list(range(len(lengths))))
-            cuts = [first for _, first, _ in rows.parts] + [rows.parts[-1][2]]
-            assert cuts[0] == 0
-            assert cuts[-1] == len(lengths)
-            assert all(before < after for before, after in itertools.pairwise(cuts))
-            assert len(rows.parts) <= 3
-    finally:
-        torch.set_num_threads(1)
+    for lengths in ([5], [1, 1], [100, 1, 1, 1], [1, 1, 1, 100], [7] * 10, list(range(1, 30))):
+        for parts in (1, 2, 3):
+            cuts = _even_cuts(lengths, parts)
+            assert len(cuts) == parts + 1
+            assert cuts == sorted(cuts)
+            assert (cuts[0], cuts[-1]) == (0, len(lengths))
+            shares = [sum(lengths[first:last]) for first, last in itertools.pairwise(cuts)]
+            assert max(shares) <= sum(lengths) / parts + max(lengths)
 
 
 @pytest.mark.parametrize(
