@@ -40,8 +40,8 @@ static void lay_out_group(float *panel, const float *x, int64_t rows, int64_t de
 }
 
 /* The panel that multiply_strips reads: the groups of x [rows, depth] one after another, each as [depth, its rows],
- * so that whoever goes along the rows of a group reads one place after another. It has room for LANES floats more, which
- * get written to as others do twice: it is not shared out. */
+ * so that whoever goes along the rows of a group reads one place after another. It has room for LANES floats more.
+ * Places are written before their time, and again: it is not shared out. */
 void lay_out_rows(float *panel, const float *x, int64_t rows, int64_t depth, int64_t first, int64_t last) {
     (void)first, (void)last;
     for (int64_t part = 0, parts = parts_of(rows); part < parts; part++) {

@@ -1,7 +1,7 @@
 /* Lists of operations in one call, by a team of threads that share out each of them.
  *
- * What is between two operations of a decode step, in Python or in waking a thread, is as long as the shorter ones of
- * them. So a step comes as a list, and the threads wait for one another by spinning, for as long as it takes a moment.
+ * What is between two operations of a decode step, in Python or in waking a thread, takes as long as the shorter ones
+ * of them. So a step comes as a list, and the threads of the team wait for one another by spinning.
  */
 
 #define _GNU_SOURCE

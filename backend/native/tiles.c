@@ -2,8 +2,8 @@
  * float32 and rounded once.
  *
  * A decode step reads every weight once and does little with each, so the weights lie in memory in the order in which
- * they are used, and are asked for ahead of their use. A row's sums run along the row alone: its bits do not depend on
- * the batch it is in.
+ * they are used, and are asked for ahead of their use. A row's sums run along the row alone: its bits do not depend
+ * on the batch it is in.
  */
 
 #include <string.h>
@@ -118,8 +118,8 @@ static void sum_few(float *sums, const uint16_t *x, const uint16_t *weight, int6
         sum_slice(sums, x, depth, weight, depth, 0, 0, weight + AHEAD, 2 * TILE / LINE);
 }
 
-/* The same of more rows, in passes of `together` rows each, of which the last may begin before the one before it ends:
- * sums [passes, together, COLUMNS]. All pass over a slice of the weight while the next one is asked for. */
+/* The same of more rows, in passes of `together` rows each, of which the last may begin before the one before it
+ * ends: sums [passes, together, COLUMNS]. All pass over a slice of the weight while the next one is asked for. */
 static void sum_many(float *sums, const uint16_t *x, const uint16_t *weight, int64_t rows, int64_t passes,
                      int64_t together, int64_t depth) {
     int64_t steps = depth / DEPTH, slices = (depth + SLICE - 1) / SLICE;
@@ -135,8 +135,8 @@ static void sum_many(float *sums, const uint16_t *x, const uint16_t *weight, int
     }
 }
 
-/* out [rows, width] = x [rows, depth] W^T + bias for the columns from 32 * first to 32 * last - 1 of out, bfloat16 or,
- * where `wide`, float32. The weight is [width / 32, depth / 32, 2, 16, 16, 2]: block, step, half, pair, column,
+/* out [rows, width] = x [rows, depth] W^T + bias for the columns from 32 * first to 32 * last - 1 of out, bfloat16
+ * or, where `wide`, float32. The weight is [width / 32, depth / 32, 2, 16, 16, 2]: block, step, half, pair, column,
  * element. x is dense, and so are rows of out. */
 void multiply_tiles(void *out, const uint16_t *x, const uint16_t *weight, const uint16_t *bias, int64_t rows,
                     int64_t depth, int64_t width, int wide, int64_t first, int64_t last) {
