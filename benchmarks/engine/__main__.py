@@ -4,6 +4,8 @@
     python -m benchmarks.engine --install        installs vLLM for the CPU into the cache (3.5 GB with torch)
 
 * overhead: CPU time of scheduler and block pool for a decode step of 16 to 1,024 sequences;
+* steps: what a decode step of the demo model takes in one thread and in all, alone and from its program, and how fast
+  that reads weights and cache; no bar;
 * static: a long-tailed mix that arrives faster than it is served, through the same engine, continuously and in static
   batches (the next batch starts, with whoever is there, when the longest of the one before is done), once with the
   rows that are done as padding, as static batching has them, and once as if they cost nothing;
@@ -12,9 +14,9 @@
   continuous batching and vLLM. The same prompts, weights and dtype for all; runs take turns, so that what else the
   machine does meets all of them. Ours runs in the environment that the worker gives its engine (huge pages).
 
-`--quick` takes less than 45 s: it does the first, tries the second on a handful of requests without holding it
-against a bar, and does the third in bf16 with four requests of a quarter of the size. vLLM is left out (it takes
-longer to start than all of that may), and so is float32.
+`--quick` takes less than 45 s: it does the overhead, tries static batching on a handful of requests without holding
+it against a bar, and the peers in bf16 with four requests of a quarter of the size. vLLM is left out (it takes longer
+to start than all of that may), and so are float32 and the steps.
 """
 
 from __future__ import annotations
@@ -32,9 +34,10 @@ from benchmarks.engine.checkpoint import demo_directory
 from benchmarks.engine.contender import Contender, ContenderFailed
 from benchmarks.engine.overhead import overhead
 from benchmarks.engine.peers import install, vllm_python
+from benchmarks.engine.steps import decode_steps
 from benchmarks.engine.workload import Figures, Item, afresh, chat_mix, long_tail, shorter
 
-PARTS = ("overhead", "static", "peers")
+PARTS = ("overhead", "steps", "static", "peers")
 DTYPES = ("float32", "bfloat16")
 TARGETS = {"transformers": 2.5, "vllm": 1.2}
 STATIC_TARGET = 2.0
@@ -86,7 +89,7 @@ def _contenders(dtype: str, quick: bool) -> list[Contender]:
     ]
     python = vllm_python()
     if quick:
-        print("left out of --quick: vllm, which takes a minute to start; float32; a bar for the two ways to batch")
+        print("left out of --quick: vllm, which takes a minute to start; float32; steps; a bar for static batching")
     elif python is None:
         print("vllm: not installed, left out (python -m benchmarks.engine --install)", file=sys.stderr)
     else:
@@ -153,6 +156,9 @@ def main() -> int:
     bars: list[Bar] = []
     if "overhead" in options.only:
         bars += overhead(quick)
+    if "steps" in options.only and not quick:
+        for dtype in dtypes:
+            decode_steps(dtype)
     if "static" in options.only:
         for dtype in dtypes:
             measured = static_against_continuous(dtype, *(QUICK_MIX if quick else MIX))
