@@ -36,13 +36,17 @@ class Lifecycle:
         if self.inside == 0 and self._empty is not None:
             self._empty.set()
 
-    async def drain(self, *, grace_s: float, cap_s: float) -> bool:
-        """Go through the stages. Returns whether everybody had left within `cap_s` after the grace."""
+    async def drain(self, *, grace_s: float, cap_s: float, refuse: bool = True) -> bool:
+        """Go through the stages. Returns whether everybody had left within `cap_s` after the grace.
+
+        Without `refuse` nobody is refused: for a server that accepts no connection any more, whose clients do not
+        know of it.
+        """
         self.ready = False
         self.draining = True
         if grace_s > 0.0:
             await asyncio.sleep(grace_s)
-        self.refusing = True
+        self.refusing = refuse
         if self.inside == 0:
             return True
         self._empty = asyncio.Event()

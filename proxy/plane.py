@@ -254,13 +254,16 @@ class DataPlane:
 
     # -- going away ----------------------------------------------------------------------------------------
 
-    async def drain(self, *, grace_s: float | None = None) -> bool:
-        """Become unready, serve on for the grace, then let requests finish up to the cap; say whether all did."""
+    async def drain(self, *, grace_s: float | None = None, refuse: bool = True) -> bool:
+        """Become unready, serve on for the grace, then let requests finish up to the cap; say whether all did.
+
+        After the grace newcomers are refused, unless `refuse` is false.
+        """
         config = self.config.drain
         for pool in self._pools.values():
             pool.drain()
         grace_s = config.grace_s if grace_s is None else grace_s
-        return await self.lifecycle.drain(grace_s=grace_s, cap_s=config.cap_s)
+        return await self.lifecycle.drain(grace_s=grace_s, cap_s=config.cap_s, refuse=refuse)
 
     async def stop(self) -> None:
         """Close everything now. Safe to call at any time, also more than once."""

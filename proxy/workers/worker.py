@@ -34,6 +34,8 @@ DUMP_EVERY = 5
 """Every how many reports the counters go along, so that little is lost with a worker that is killed."""
 ORPHAN_S = 30.0
 """For so long a worker whose leader is gone goes on serving, for others to take the port over."""
+_LAST_REQUESTS_S = 1.0
+"""For so long at least a worker that accepts no connection any more waits for requests of those it has."""
 _MOST_ROWS = 10_000
 
 
@@ -132,16 +134,16 @@ class Worker:
             self._channel.close()
 
     def _recycle(self) -> None:
-        """Somebody wants this process to be replaced: what is under way finishes, the others serve newcomers."""
+        """Somebody wants this process to be replaced: who is connected is served, the others serve newcomers."""
         self.plane.server.stop_listening()
-        self._drain(0.0)
+        self._drain(_LAST_REQUESTS_S, refuse=False)
 
-    def _drain(self, grace_s: float) -> None:
+    def _drain(self, grace_s: float, *, refuse: bool) -> None:
         if self._draining is None:
-            self._draining = asyncio.get_running_loop().create_task(self._wind_down(grace_s))
+            self._draining = asyncio.get_running_loop().create_task(self._wind_down(grace_s, refuse))
 
-    async def _wind_down(self, grace_s: float) -> None:
-        await self.plane.drain(grace_s=grace_s)
+    async def _wind_down(self, grace_s: float, refuse: bool) -> None:
+        await self.plane.drain(grace_s=grace_s, refuse=refuse)
         self._over.set()
 
     # -- what the leader says ----------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class Worker:
         self._discard()
 
     def _on_drain(self, message: Mapping[str, Any]) -> None:
-        self._drain(message["grace_s"])
+        self._drain(message["grace_s"], refuse=True)
 
     def _on_stop(self, message: Mapping[str, Any]) -> None:
         self._over.set()

@@ -56,6 +56,22 @@ async def test_a_stream_under_way_finishes_and_newcomers_are_turned_away() -> No
         await stack.settled()
 
 
+async def test_a_server_that_accepts_nobody_serves_who_is_connected_until_the_last_request_is_over() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as slow:
+        async with RawClient(stack.port) as idle:
+            slow.send(request_bytes("POST", PATH, body=STREAM, mock={"tokens": 20, "gap": 0.01}))
+            await slow.head()
+            stack.server.stop_listening()
+            drain = asyncio.create_task(stack.lifecycle.drain(grace_s=0.0, cap_s=10.0, refuse=False))
+            await asyncio.sleep(0)
+            answer = await idle.ask("POST", PATH, body=CHAT)
+            assert (answer.status, answer.header("connection")) == (200, "close")
+        while await slow.piece():
+            pass
+        assert await drain
+        await stack.settled()
+
+
 async def test_the_cap_ends_what_does_not_finish() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         client.send(request_bytes("POST", PATH, body=STREAM, mock={"tokens": 9, "stall_at": 400}))

@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import threading
+import time
+from http.client import HTTPConnection
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -101,6 +103,28 @@ def test_sigterm_to_one_worker_replaces_it_without_a_lost_request(tmp_path: Path
             assert chat(trimtab.proxy) == 200
         eventually(lambda: len(workers(trimtab)) == 3, within_s=30)
         assert trimtab.metrics()[REQUESTS] == 21
+        assert trimtab.stop() == 0
+
+
+def test_a_worker_that_is_replaced_serves_whoever_was_already_connected(tmp_path: Path) -> None:
+    with mock_upstream() as url, Trimtab.serve(tmp_path, "--upstream", url, "--workers", "2") as trimtab:
+        chat(trimtab.proxy)
+        host, port = trimtab.proxy.removeprefix("http://").split(":")
+        clients = [HTTPConnection(host, int(port), timeout=30) for _ in range(16)]
+        for client in clients:
+            client.request("GET", "/healthz")  # accepted, by one of the two, and kept
+            assert client.getresponse().read()
+        os.kill(workers(trimtab)[0], signal.SIGTERM)
+        time.sleep(0.1)
+        body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+        for client in clients:
+            client.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+        answers = [client.getresponse() for client in clients]
+        assert [answer.status for answer in answers] == [200] * 16
+        assert any(answer.getheader("connection") == "close" for answer in answers), "the one had none of them"
+        for client in clients:
+            client.close()
+        eventually(lambda: len(workers(trimtab)) == 3, within_s=30)
         assert trimtab.stop() == 0
 
 
