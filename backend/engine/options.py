@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,18 +9,9 @@ from typing import Any, Literal, get_args
 
 from backend.engine.errors import EngineError
 
-__all__ = ["Admission", "EngineInfo", "EngineOptions", "default_threads"]
+__all__ = ["Admission", "EngineInfo", "EngineOptions"]
 
 Admission = Literal["auto", "optimistic", "predicted", "guaranteed"]
-
-
-def default_threads() -> int:
-    """One OpenMP thread less than the cores this process may use.
-
-    A spinning barrier on a core that somebody else is using costs several times what the extra thread brings.
-    """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    return max(1, cores - 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +25,7 @@ class EngineOptions:
     device: str = "auto"
     """auto, cpu or cuda[:n]."""
     threads: int | None = None
-    """CPU threads for torch; None takes one less than the cores of this process."""
+    """CPU threads; None takes one less than the cores that this process may use, a container's limit included."""
     block_size: int = 16
     """Tokens per KV block."""
     num_blocks: int | None = None

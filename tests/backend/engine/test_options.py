@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from backend.engine.errors import EngineError
-from backend.engine.options import EngineOptions, default_threads
+from backend.engine.options import EngineOptions
 
 MODEL = Path("model")
 
@@ -35,7 +35,3 @@ def test_what_depends_on_the_device_is_settled_when_it_is_known() -> None:
         assert (resolved.max_num_batched_tokens, resolved.prefill_chunk) == (budget, chunk)
     assert EngineOptions(MODEL, max_num_seqs=1000).resolve("cpu").max_num_batched_tokens == 1000
     assert EngineOptions(MODEL, max_num_batched_tokens=64, prefill_chunk=7).resolve("cuda").prefill_chunk == 7
-
-
-def test_one_core_is_left_to_others() -> None:
-    assert default_threads() >= 1
