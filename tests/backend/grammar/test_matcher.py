@@ -118,7 +118,9 @@ def test_grammar_that_was_compiled_or_is_being_compiled_is_not_compiled_again(gr
     assert grammars(str(first.encode(), "utf-8")) is under_way
     under_way.result()
     assert grammars(first) is under_way
-    assert grammars(source.from_choices(["other"])) is not under_way
+    other = grammars(source.from_choices(["other"]))
+    assert other is not under_way
+    other.result()
 
 
 def test_grammar_that_is_cancelled_before_its_turn_is_not_compiled_and_may_be_asked_for_again(
