@@ -11,9 +11,9 @@ from dataclasses import replace
 import torch
 
 from backend.engine.core import EngineCore
-from backend.engine.cores import default_threads
 from backend.engine.errors import EngineError
 from backend.engine.held import GrammarFactory
+from backend.engine.machine import default_threads
 from backend.engine.options import EngineInfo, EngineOptions
 from backend.engine.runner import ModelRunner, blocks_that_fit
 from backend.grammar import source

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -15,6 +14,7 @@ from backend.attention.cache import KVCache, bytes_per_block
 from backend.attention.dense import DenseAttention
 from backend.attention.native_paged import NativeAttention
 from backend.attention.torch_paged import TorchAttention
+from backend.engine.machine import available_bytes
 from backend.engine.programs import DecodeProgram
 from backend.engine.step import StepInput
 from backend.models.config import ModelConfig
@@ -63,15 +63,7 @@ def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free * _CUDA_SHARE)
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            fields = dict(line.split(":", 1) for line in file)
-        available = int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        # Not Linux, or a restricted /proc: the free pages are a safe lower bound.
-        pass
-    return min(int(available * _CPU_SHARE), _CPU_CAP_BYTES)
+    return min(int(available_bytes() * _CPU_SHARE), _CPU_CAP_BYTES)
 
 
 def _triton_attention(config: ModelConfig, cache: KVCache) -> AttentionBackend:
@@ -132,6 +124,12 @@ class ModelRunner:
         self._model = loaded.model
         if num_blocks is None:
             num_blocks = blocks_that_fit(loaded, block_size, memory_bytes)
+        needed = num_blocks * bytes_per_block(loaded.config, block_size, self._model.dtype)
+        if reserve and self._model.device.type == "cpu" and needed > (free := available_bytes()):
+            raise ModelError(
+                f"a KV cache of {num_blocks} blocks of {block_size} tokens takes {needed / 2**30:.1f} GiB, and "
+                f"{free / 2**30:.1f} GiB are available; ask for fewer blocks"
+            )
         try:
             cache = KVCache(
                 loaded.config,
@@ -142,7 +140,6 @@ class ModelRunner:
                 reserve=reserve,
             )
         except (RuntimeError, MemoryError):  # the former is what torch raises, on every device
-            needed = num_blocks * bytes_per_block(loaded.config, block_size, self._model.dtype)
             raise ModelError(
                 f"a KV cache of {num_blocks} blocks of {block_size} tokens takes {needed / 2**30:.1f} GiB, "
                 "more than there is; ask for fewer blocks"

@@ -13,7 +13,7 @@
 
 #define MOST_THREADS 256
 #define IDLE_SPINS 2000     /* some tens of microseconds without a list, then a thread sleeps */
-#define MEETING_SPINS 50000 /* some milliseconds without another of the team, then any other may have the processor */
+#define MEETING_SPINS 300   /* some microseconds without another of the team, then any other may have the processor */
 
 enum kind { NORM, GATE, ROTATE, STORE, ATTEND, LAY_OUT, STRIPS, TILES };
 

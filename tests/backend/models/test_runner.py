@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from backend.attention.cache import bytes_per_block
+from backend.engine import runner as runner_module
 from backend.engine.runner import ModelRunner, blocks_that_fit
 from backend.engine.step import EmbeddingRunner, OffloadRunner
 from backend.models.errors import ModelError
@@ -45,6 +46,18 @@ def test_too_little_memory_is_refused_with_the_least_that_works(loaded: LoadedMo
 def test_a_cache_larger_than_memory_is_refused_in_one_line(loaded: LoadedModel) -> None:
     with pytest.raises(ModelError, match=r"takes \d+\.\d GiB, more than there is; ask for fewer blocks"):
         ModelRunner(loaded, num_blocks=1 << 40, block_size=16)
+
+
+def test_a_cache_to_reserve_must_fit_into_what_is_available(
+    loaded: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    needed = 64 * bytes_per_block(loaded.config, 16, torch.float32)
+    monkeypatch.setattr(runner_module, "available_bytes", lambda: needed - 1)
+    with pytest.raises(ModelError, match=r"takes 0\.0 GiB, and 0\.0 GiB are available; ask for fewer blocks"):
+        ModelRunner(loaded, num_blocks=64, block_size=16, reserve=True)
+    assert ModelRunner(loaded, num_blocks=64, block_size=16).num_blocks == 64
+    monkeypatch.setattr(runner_module, "available_bytes", lambda: needed)
+    assert ModelRunner(loaded, num_blocks=64, block_size=16, reserve=True).num_blocks == 64
 
 
 def test_only_the_rows_asked_for_get_logits(loaded: LoadedModel) -> None:

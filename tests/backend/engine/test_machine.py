@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from backend.engine import cores
-from backend.engine.cores import default_threads, usable_cores
+from backend.engine import machine
+from backend.engine.machine import available_bytes, default_threads, usable_cores
 
 
 @pytest.fixture(autouse=True)
@@ -43,5 +43,33 @@ def test_without_control_groups_the_affinity_counts(tmp_path: Path) -> None:
 
 def test_one_core_is_left_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     for usable, threads in ((1, 1), (2, 1), (8, 7)):
-        monkeypatch.setattr(cores, "usable_cores", lambda usable=usable: usable)
+        monkeypatch.setattr(machine, "usable_cores", lambda usable=usable: usable)
         assert default_threads() == threads
+
+
+def _meminfo(tmp_path: Path, available_kib: int) -> Path:
+    path = tmp_path / "meminfo"
+    path.write_text(f"MemTotal: 99999999 kB\nMemAvailable: {available_kib} kB\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({}, 8 << 20),
+        ({"memory.max": "max", "memory.current": "1048576"}, 8 << 20),
+        ({"memory.max": "4194304", "memory.current": "1048576"}, 3 << 20),
+        ({"memory.max": "1048576", "memory.current": "1048577"}, 0),
+        ({"memory/memory.limit_in_bytes": "4194304", "memory/memory.usage_in_bytes": "1048576"}, 3 << 20),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "1048576"}, 8 << 20),
+    ],
+)
+def test_memory_is_what_the_machine_and_the_limit_leave(tmp_path: Path, files: dict[str, str], found: int) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content + "\n")
+    assert available_bytes(tmp_path, _meminfo(tmp_path, 8192)) == found
+
+
+def test_without_any_file_free_memory_is_still_told(tmp_path: Path) -> None:
+    assert available_bytes(tmp_path, tmp_path / "none") > 0

@@ -1,4 +1,4 @@
-"""How many cores this process may use."""
+"""How many cores and how much memory this process may use: the machine's, or its container's."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ import contextlib
 import os
 from pathlib import Path
 
-__all__ = ["default_threads", "usable_cores"]
+__all__ = ["available_bytes", "default_threads", "usable_cores"]
 
-_CGROUP = Path("/sys/fs/cgroup")
+_MEMORY_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+_CGROUP, _MEMINFO = Path("/sys/fs/cgroup"), Path("/proc/meminfo")
 
 
 def default_threads() -> int:
@@ -38,4 +42,24 @@ def _quota(cgroup: Path) -> float | None:
         allowed = int((cgroup / "cpu" / "cpu.cfs_quota_us").read_text(encoding="ascii"))
         of = int((cgroup / "cpu" / "cpu.cfs_period_us").read_text(encoding="ascii"))
         return allowed / of if allowed > 0 else None
+    return None
+
+
+def available_bytes(cgroup: Path = _CGROUP, meminfo: Path = _MEMINFO) -> int:
+    """Main memory that can be taken without pushing anybody out, as far as the system tells."""
+    # The free pages alone are a safe lower bound where /proc is restricted or not there.
+    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError, KeyError, ValueError):
+        fields = dict(line.split(":", 1) for line in meminfo.read_text(encoding="ascii").splitlines())
+        available = int(fields["MemAvailable"].split()[0]) * 1024
+    left = _left_of_limit(cgroup)
+    return available if left is None else min(available, left)
+
+
+def _left_of_limit(cgroup: Path) -> int | None:
+    """What a control group's limit leaves, of version 2 or 1; None without a limit."""
+    for limit, used in _MEMORY_FILES:
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max": no limit
+            most, taken = (int((cgroup / name).read_text(encoding="ascii")) for name in (limit, used))
+            return max(0, most - taken)
     return None
