@@ -56,9 +56,9 @@ class Linear:
         """Lay the weight out once, instead of at every call, and drop the plain one. Only for CPU weights.
 
         By the native products where they take it, else by oneDNN, and where neither can be had nothing changes. All
-        products of a step of SmolLM2-135M at batch sizes 1, 16 and 64, in ms (AMX and AVX-512, one thread): bfloat16
-        23, 25 and 37, by oneDNN 30, 32 and 42; float32 43, 58 and 117, by oneDNN 49, 72 and 146. Without any layout
-        of its own a bfloat16 step took 39 where oneDNN's took 24.
+        products of a step of SmolLM2-135M at batch sizes 1, 16 and 64, in ms (AMX and AVX-512, one thread, weights in
+        huge pages): bfloat16 26, 28 and 39, by oneDNN 32, 34 and 47; float32 50, 68 and 147, by oneDNN 74, 95 and
+        203. Without any layout of its own a bfloat16 step took 39 where oneDNN's took 24.
         """
         weight = self.weight
         if weight is None or weight.device.type != "cpu":
