@@ -59,7 +59,6 @@ class KVCache:
         self.num_blocks = num_blocks
         self.block_size = block_size
         shape = (2, config.num_layers, config.num_kv_heads, num_blocks, block_size, config.head_dim)
-        # Zeros, not empty: a masked slot is multiplied by a zero weight, and 0 * NaN is NaN.
         if device.type == "cpu":
             self._storage = _zeros_in_huge_pages(shape, dtype)
             if reserve:

@@ -11,12 +11,27 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from backend.attention.cache import KVCache
 
-__all__ = ["Chunk", "Context", "attend_chunk", "attend_grouped", "first_visible", "is_run", "lay_out", "make_context"]
+__all__ = [
+    "Chunk",
+    "Context",
+    "attend_chunk",
+    "attend_grouped",
+    "first_visible",
+    "is_run",
+    "lay_out",
+    "padded_context",
+    "row_context",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """Which blocks to read, in the order of the tokens they hold."""
+    """Which slots to read, in the order of the tokens they hold.
+
+    Blocks are read whole and hold slots that nobody has written yet, with whatever somebody else has left there:
+    NaN, for all one knows. No mask that is added to scores undoes that (NaN + -inf and 0 * NaN are NaN), so what is
+    not to be seen is cut off or replaced before anybody computes with it.
+    """
 
     rows: int
     blocks: int
@@ -25,15 +40,25 @@ class Context:
     """[rows * blocks] block ids; None where one row's blocks are a run."""
     start: int
     """First block of the run."""
+    first: int
+    """First token that is read, counted from the first block's."""
+    stop: int
+    """One past the last token that is read."""
+    hidden: torch.Tensor | None
+    """Which of the gathered slots, [rows * blocks * block_size] in order, their row does not see; None for none."""
 
     def read(self, cache: torch.Tensor) -> torch.Tensor:
-        """[rows, heads, tokens, dim] of a layer's [heads, num_blocks, block_size, dim]."""
+        """[rows, heads, stop - first, dim] of a layer's [heads, num_blocks, block_size, dim]; 0 where hidden."""
         heads, _, block_size, dim = cache.shape
         if self.index is None:
             run = cache[:, self.start : self.start + self.blocks]
-            return run.view(1, heads, self.blocks * block_size, dim)
-        gathered = cache.view(heads, -1, block_size * dim).index_select(1, self.index)
-        return gathered.view(heads, self.rows, self.blocks * block_size, dim).transpose(0, 1)
+            whole = run.view(1, heads, self.blocks * block_size, dim)
+        else:
+            gathered = cache.view(heads, -1, block_size * dim).index_select(1, self.index).view(heads, -1, dim)
+            if self.hidden is not None:
+                gathered.index_fill_(1, self.hidden, 0.0)
+            whole = gathered.view(heads, self.rows, self.blocks * block_size, dim).transpose(0, 1)
+        return whole[:, :, self.first : self.stop]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +80,24 @@ def is_run(blocks: Sequence[int]) -> bool:
     )
 
 
-def make_context(tables: Sequence[Sequence[int]]) -> Context:
-    """Tables of equal or smaller length than the longest; short ones are padded with their own last block."""
+def row_context(table: Sequence[int], first: int, stop: int) -> Context:
+    """The tokens `first` to `stop` - 1 of one row, counted from its table's first block."""
+    run = is_run(table)
+    index = None if run else torch.tensor(table)
+    return Context(1, len(table), index, table[0] if run else 0, first, stop, hidden=None)
+
+
+def padded_context(tables: Sequence[Sequence[int]], visible: torch.Tensor) -> Context:
+    """Several rows side by side; short tables are padded with their own last block.
+
+    Args:
+        tables: the blocks of each row.
+        visible: bool [rows, tokens], which tokens each row sees, tokens being the longest table's.
+    """
     width = max(len(table) for table in tables)
-    if len(tables) == 1 and is_run(tables[0]):
-        return Context(rows=1, blocks=width, index=None, start=tables[0][0])
     flat = [block for table in tables for block in (*table, *(table[-1],) * (width - len(table)))]
-    return Context(rows=len(tables), blocks=width, index=torch.tensor(flat), start=0)
+    hidden = (~visible).flatten().nonzero().flatten()
+    return Context(len(tables), width, torch.tensor(flat), 0, 0, visible.shape[1], hidden)
 
 
 def first_visible(query_position: int, window: int | None) -> int:
@@ -77,9 +113,10 @@ def lay_out(cache: KVCache, start: int, queries: int, context: int, table: list[
         mask = _mask(cache.dtype, 0, queries, context, context, window) if bounded else None
         return Chunk(start, start + queries, None, mask)
     skipped = first_visible(context - queries, window) // size
-    used = table[skipped : -(-context // size)]
-    mask = _mask(cache.dtype, skipped * size, queries, context, len(used) * size, window)
-    return Chunk(start, start + queries, make_context([used]), mask)
+    lead = skipped * size
+    mask = _mask(cache.dtype, lead, queries, context, context - lead, window)
+    used = row_context(table[skipped : -(-context // size)], 0, context - lead)
+    return Chunk(start, start + queries, used, mask)
 
 
 def _mask(dtype: torch.dtype, lead: int, queries: int, context: int, width: int, window: int | None) -> torch.Tensor:

@@ -14,7 +14,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from backend.attention.base import AttentionStep
 from backend.attention.cache import KVCache
-from backend.attention.chunks import Chunk, Context, attend_chunk, first_visible, is_run, lay_out, make_context
+from backend.attention.chunks import (
+    Chunk,
+    Context,
+    attend_chunk,
+    first_visible,
+    is_run,
+    lay_out,
+    padded_context,
+    row_context,
+)
 from backend.engine.step import StepInput
 from backend.models.config import ModelConfig
 
@@ -34,8 +43,8 @@ class _DecodeGroup:
     tokens: torch.Tensor
     """[rows] where their queries lie among the step's tokens."""
     context: Context
-    mask: torch.Tensor
-    """[rows, 1, 1, tokens] added to the scores."""
+    mask: torch.Tensor | None
+    """[rows, 1, 1, tokens] added to the scores; None where one row sees all that is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,13 +119,16 @@ class TorchAttention:
         return len(blocks) * self._cache.block_size >= _IN_PLACE_TOKENS and is_run(blocks)
 
     def _group(self, rows: list[tuple[int, int, list[int]]], leads: dict[int, int]) -> _DecodeGroup:
-        context = make_context([blocks for _, _, blocks in rows])
-        positions = torch.arange(context.blocks * self._cache.block_size)
+        queries = torch.tensor([query for _, query, _ in rows])
+        if len(rows) == 1:
+            visible, query, blocks = rows[0]
+            return _DecodeGroup(queries, row_context(blocks, leads[query], visible), None)
+        positions = torch.arange(max(len(blocks) for _, _, blocks in rows) * self._cache.block_size)
         stops = torch.tensor([visible for visible, _, _ in rows])[:, None]
         starts = torch.tensor([leads[query] for _, query, _ in rows])[:, None]
-        mask = torch.zeros((len(rows), positions.numel()), dtype=self._cache.dtype)
-        mask.masked_fill_((positions >= stops) | (positions < starts), -torch.inf)
-        queries = torch.tensor([query for _, query, _ in rows])
+        seen = (positions < stops) & (positions >= starts)
+        mask = torch.zeros(seen.shape, dtype=self._cache.dtype).masked_fill_(~seen, -torch.inf)
+        context = padded_context([blocks for _, _, blocks in rows], seen)
         return _DecodeGroup(queries, context, mask[:, None, None, :])
 
 

@@ -150,6 +150,11 @@ class BlockPool:
             self._index[digest] = block
             self._digest[block] = digest
 
+    def unpublish(self, blocks: Iterable[int]) -> None:
+        """Let nobody find `blocks`, which are owned, any more; whoever holds them keeps them."""
+        for block in blocks:
+            self._forget(block)
+
     def clear_cache(self) -> None:
         """Forget every digest: cached blocks become free, owned ones cannot be found any more."""
         for block in range(self.num_blocks):

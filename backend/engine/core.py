@@ -273,6 +273,8 @@ class EngineCore:
             self._break_off(sequence, choice.sampling.fault, param=sequence.request.grammar_param)
             return
         if token < 0:
+            # Whatever made these numbers may be in any block it has read or written: nobody else is to find them.
+            self._pool.unpublish(sequence.blocks)
             self._break_off(sequence, "the model gave no valid probabilities for the next token")
             return
         reason, stop = sequence.finish_after(token) or (None, None)

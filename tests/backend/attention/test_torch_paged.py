@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from backend.attention.cache import KVCache, bytes_per_block
-from backend.attention.chunks import make_context
+from backend.attention.chunks import padded_context, row_context
 from backend.attention.torch_paged import TorchAttention
 from backend.engine.step import StepInput
 from backend.models.config import LayerConfig, ModelConfig
@@ -102,10 +102,10 @@ class World:
         return StepInput([0] * len(slots), positions, slots, query_lens, lengths, self.tables, [])
 
     def fill(self, query_lens: list[int]) -> None:
-        """Put everything before the queries into the cache, and garbage everywhere else."""
+        """Put everything before the queries into the cache, and NaN wherever nobody has written."""
         for stored, sources in ((self.cache.keys, self.keys), (self.cache.values, self.values)):
             for layer in stored:
-                layer.fill_(1e4)
+                layer.fill_(torch.nan)
                 flat = layer.view(layer.shape[0], -1, layer.shape[-1])
                 for table, tokens, count in zip(self.tables, sources, query_lens, strict=True):
                     for position in range(len(tokens) - count):
@@ -202,13 +202,57 @@ def test_bytes_per_block_is_what_a_block_takes(dtype: torch.dtype) -> None:
     assert taken == 5 * bytes_per_block(config, 4, dtype)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_sees_nothing_of_slots_that_nobody_has_written(dtype: torch.dtype) -> None:
+    """vllm PR#2231, transformers#37574, openvino PR#37377: NaN + -inf and 0 * NaN are NaN."""
+    config = tiny_config(windows=(None, 5))
+    lengths, query_lens = [50, 17, 33, 7, 20], [1, 1, 6, 1, 20]
+    world = World.make(config, lengths, 8, seed=4, shuffled=True)
+    world.keys, world.values = ([one.to(dtype) for one in side] for side in (world.keys, world.values))
+    world.cache = KVCache(
+        config, num_blocks=world.cache.num_blocks, block_size=8, dtype=dtype, device=torch.device("cpu")
+    )
+    world.fill(query_lens)
+    q = torch.randn(sum(query_lens), 6, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    k, v = (
+        torch.cat([one[len(one) - count :] for one, count in zip(side, query_lens, strict=True)])
+        for side in (world.keys, world.values)
+    )
+    attend = TorchAttention(config, world.cache).begin(world.step(query_lens))
+    for layer, window in enumerate((None, 5)):
+        want = torch.cat(
+            [
+                formula(part, keys, values, config.attention_scale, window)
+                for part, keys, values in zip(q.split(query_lens), world.keys, world.values, strict=True)
+            ]
+        )
+        torch.testing.assert_close(attend(layer, q, k, v).view_as(q).double(), want, atol=2**-6, rtol=2**-6)
+
+
 def test_neighbouring_blocks_are_read_in_place() -> None:
     cache = torch.randn(2, 10, 4, 8)
-    run = make_context([[3, 4, 5]]).read(cache)
+    run = row_context([3, 4, 5], 0, 12).read(cache)
     assert run.data_ptr() == cache[:, 3].data_ptr()
-    scattered = make_context([[3, 5, 4]]).read(cache)
+    scattered = row_context([3, 5, 4], 0, 12).read(cache)
     assert scattered.shape == run.shape == (1, 2, 12, 8)
     assert torch.equal(scattered[0, :, 4:8], cache[:, 5])
+
+
+def test_only_what_a_row_sees_is_read_and_the_cache_stays_as_it_is() -> None:
+    cache = torch.full((2, 10, 4, 8), torch.nan)
+    cache[:, 3], cache[:, 5, :2], cache[:, 7, 1:3] = 3.0, 5.0, 7.0
+    before = cache.clone()
+    for table in ([3, 5], [5, 3]):
+        first, stop = (0, 6) if table == [3, 5] else (4, 8)
+        read = row_context(table, first, stop).read(cache)
+        assert read.shape == (1, 2, stop - first, 8)
+        assert read.isfinite().all()
+    seen = torch.tensor([[True] * 6 + [False] * 2, [False] + [True] * 2 + [False] * 5])
+    read = padded_context([[3, 5], [7]], seen).read(cache)
+    assert read.shape == (2, 2, 8, 8)
+    assert read[0, 0, :, 0].tolist() == [3, 3, 3, 3, 5, 5, 0, 0]
+    assert read[1, 1, :, 0].tolist() == [0, 7, 7, 0, 0, 0, 0, 0]
+    assert torch.equal(before.isnan(), cache.isnan())
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says what is resident")

@@ -73,6 +73,27 @@ def test_a_row_without_valid_probabilities_ends_alone() -> None:
     assert results["b", 0].finish is FinishReason.LENGTH
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_that_a_row_without_valid_probabilities_has_computed_is_found_again(overlap: bool) -> None:
+    core = fake_core(fake_options(prefill_chunk=4), overlap=overlap)
+    runner = core.runner
+    assert isinstance(runner, FakeRunner)
+    prompt = list(range(11))
+    core.add(request("before", prompt))
+    results = run(core, overlap=overlap)
+    core.add(request("bad", prompt, replace(GREEDY, max_tokens=9), n=2))
+    results.add(core.step())
+    runner.nan_next = True
+    run(core, results, overlap=overlap)
+    assert FinishReason.ERROR in {results["bad", index].finish for index in range(2)}
+    computed = runner.tokens_computed
+    core.add(request("after", prompt))
+    run(core, results, overlap=overlap)
+    assert results.usage["after"].cached_tokens == 0
+    assert runner.tokens_computed >= computed + len(prompt)
+    assert results["after", 0].token_ids == results["before", 0].token_ids == greedy(prompt, 6)
+
+
 class Moody:
     """A grammar that lets everything pass until its third token, and then fails in one of the ways there are."""
 
