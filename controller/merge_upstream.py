@@ -27,6 +27,8 @@ _CLOSE: Final = 0.7
 """Part of the promised time from which an answer in time was close enough to say something of the quantile. If those
 with time to spare counted, quiet hours would wear down the margin that the next burst needs: half as many again were
 late, for 0.1 % more goodput. Where answers differ in length all count: there the length makes them late."""
+_LOOKAHEAD: Final = 64
+"""Items beyond twice the cap that a choice is made among, as `form_batch` does."""
 _PIPELINE_S: Final = 0.05
 """Below this a batch is sent behind the one in flight, because the gap between two calls would cost more."""
 
@@ -142,7 +144,7 @@ class MergeUpstream:
         if all(job.items == 1 for job in jobs):  # as most are
             choice = former(deadlines)
         else:
-            owner = [index for index, job in enumerate(jobs) for _ in range(job.items)]
+            owner = _owners(jobs, cap)
             choice = _in_jobs(former([deadlines[index] for index in owner]), owner, len(jobs))
         gone = {*choice.shed, *choice.sent(len(jobs))}
         self._waiting = [deadline for index, deadline in enumerate(deadlines) if index not in gone]
@@ -233,6 +235,22 @@ class MergeUpstream:
             return 1
         active = sum(now - done < _FORGET_UPSTREAM_S for done in self._last_done.values())
         return max(1, min(load.slots, active))
+
+
+def _owners(jobs: Sequence[Job], cap: int) -> list[int]:
+    """Return whose each item is, as far as a choice looks: bounded by the cap, whatever anybody says to bring.
+
+    One that brings more than fit a batch fills it, and goes alone; who comes after the last item looked at waits.
+    """
+    owner: list[int] = []
+    left = 2 * cap + _LOOKAHEAD
+    for index, job in enumerate(jobs):
+        count = min(max(1, job.items), cap, left)
+        if count <= 0:
+            break
+        owner += [index] * count
+        left -= count
+    return owner
 
 
 def _in_jobs(choice: Choice, owner: Sequence[int], count: int) -> Choice:

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from proxy.wire.base import Call, Reply
+from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
 from proxy.wire.items import by_index
 from proxy.wire.usage import split_usage
 from proxy.wire.vectors import load_reply
@@ -24,6 +25,7 @@ def split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Re
     What all parts have in common is written once. Raises MergeMismatch unless there is one result for every item.
     """
     envelope, vectors = cut_vectors(body)
+    check_shared(envelope, SERVER_FIELDS)
     results = by_index(envelope.get("data"), sum([call.items for call in calls]))
     billed = "usage" in envelope
     bills = split_usage(envelope.pop("usage", None), [call.prompt_tokens for call in calls])
@@ -35,7 +37,12 @@ def split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Re
     before, after, end = form[0] + b"[", b"]" + form[1], form[-1]
     replies: list[Reply] = []
     first = 0
+    minted = envelope.get("id")
     for position, call in enumerate(calls):
+        if minted is not None:
+            envelope["id"] = own_id(minted, position)
+            form = orjson.dumps(envelope).split(b"\0")
+            before, after, end = form[0] + b"[", b"]" + form[1], form[-1]
         count = call.items
         pieces = [before]
         for index in range(count):

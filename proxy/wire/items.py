@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -12,6 +12,9 @@ from proxy.wire.base import Call, MergeMismatch, Reply
 from proxy.wire.prompt import estimate
 
 __all__ = ["Items", "by_index", "merged_body", "pass_on", "read_items", "weights"]
+
+
+_VOCABULARY: Final = 1 << 31
 
 
 @dataclass(slots=True, init=False)
@@ -44,10 +47,15 @@ def read_items(value: Any) -> Items | None:
     if kinds == {str}:
         return Items("text", value, True) if all(value) else None
     if kinds == {int}:
-        return Items("tokens", [value], False)
-    if kinds == {list} and all(inner and set(map(type, inner)) == {int} for inner in value):
+        return Items("tokens", [value], False) if _are_tokens(value) else None
+    if kinds == {list} and all(bool(inner) and _are_tokens(inner) for inner in value):
         return Items("tokens", value, True)
     return None
+
+
+def _are_tokens(values: list[Any]) -> bool:
+    """Whether these are numbers that a vocabulary may have, every one of them."""
+    return set(map(type, values)) == {int} and min(values) >= 0 and max(values) < _VOCABULARY
 
 
 def merged_body(calls: Sequence[Call], field: str, items: Sequence[Sequence[Any]]) -> bytes:

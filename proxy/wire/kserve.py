@@ -9,11 +9,12 @@ from typing import Any, Final
 import orjson
 
 from proxy.wire.base import BadRequest, Call, Head, MergeMismatch, Reply, Route, Tap, Usage, WireFormat
+from proxy.wire.envelope import check_shared, own_id
 from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object, whole
 from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt
 from proxy.wire.sse import SseTap, comment, holds
-from proxy.wire.tensors import Tensor, TensorError, join, read_tensors, rows
+from proxy.wire.tensors import Tensor, TensorError, holds_its_type, join, read_tensors, rows
 
 __all__ = ["KServe"]
 
@@ -26,13 +27,16 @@ JSON_LENGTH: Final = b"inference-header-content-length"
 """How many bytes of the body are JSON; the raw tensors follow."""
 
 _STATEFUL = ("sequence_id", "sequence_start", "sequence_end")
+_KNOWN = frozenset({"id", "model_name", "model_version", "outputs"})
+_LENGTH_DIGITS: Final = 18
 
 
 class KServe(WireFormat):
     """The `kserve` wire format.
 
     Inferences merge along the first dimension of every input, where names, datatypes, the other dimensions,
-    parameters and requested outputs are equal. That the first dimension is a batch is the operator's word
+    parameters and requested outputs are equal, and every element of the data is there and of its type. That the
+    first dimension is a batch is the operator's word
     (`dispatch: merge`); outputs whose first dimension is not the sum of what went in are a mismatch, and the
     requests are sent singly.
     """
@@ -104,14 +108,16 @@ class KServe(WireFormat):
         length = next((value for name, value in headers if name.lower() == JSON_LENGTH), None)
         cut = len(body)
         if length is not None:
-            if not length.isdigit() or int(length) > len(body):
+            announced = _digits(length.decode("latin-1"))
+            if announced is None or announced > len(body):
                 raise MergeMismatch("the answer's JSON length is wrong")
-            cut = int(length)
+            cut = announced
         try:
             answer = orjson.loads(body[:cut])
             outputs = read_tensors(answer.get("outputs") if type(answer) is dict else None, body[cut:])
         except (orjson.JSONDecodeError, TensorError) as error:
             raise MergeMismatch(f"the answer cannot be split: {error}") from None
+        check_shared(answer, _KNOWN)
         sizes = [call.items for call in calls]
         if any(output.batch != sum(sizes) for output in outputs):
             raise MergeMismatch(f"an output's first dimension is not the {sum(sizes)} that went in")
@@ -119,7 +125,7 @@ class KServe(WireFormat):
         replies = []
         for position, call in enumerate(calls):
             mine = [part[position] for part in parts]
-            replies.append(_reply(call, status, answer, outputs, mine))
+            replies.append(_reply(call, position, status, answer, outputs, mine))
         return replies
 
 
@@ -141,12 +147,19 @@ class GenerateStreamTap(SseTap):
 def _json_length(value: str | None, size: int) -> int | None:
     if value is None:
         return None
-    if not (value.isascii() and value.isdigit()) or int(value[:19]) > size:
+    length = _digits(value)
+    if length is None or length > size:
         raise BadRequest(
             f"Inference-Header-Content-Length must be a number of bytes of the body ({size}), not {value[:40]!r}",
             param="Inference-Header-Content-Length",
         )
-    return int(value)
+    return length
+
+
+def _digits(value: str) -> int | None:
+    """Return a length; None for what is none, or longer than any there is."""
+    digits = value.lstrip("0") or value[:1]
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= _LENGTH_DIGITS else None
 
 
 def _read_generate(call: Call, *, streaming: bool) -> None:
@@ -169,8 +182,11 @@ def _read_infer(call: Call, head: Head, blob: bytes, *, binary: bool) -> None:
     except TensorError:
         return
     batch = tensors[0].batch
-    call.items = max(1, batch)
-    if batch < 1 or any(tensor.batch != batch for tensor in tensors):
+    # A shape with a 0 in it says whatever it likes in its other places: no byte bears it out.
+    if any(not tensor.shape or 0 in tensor.shape or tensor.batch != batch for tensor in tensors):
+        return
+    call.items = batch
+    if not all(map(holds_its_type, tensors)):
         return
     parameters = call.payload.get("parameters")
     if type(parameters) is dict and any(name in parameters for name in _STATEFUL):
@@ -206,10 +222,14 @@ def _join(calls: Sequence[Call]) -> tuple[bytes, bytes]:
         else:
             meta["data"] = data
         metas.append(meta)
-    return orjson.dumps({**calls[0].payload, "inputs": metas}), b"".join(blobs)
+    # The call is nobody's own: it goes without an id.
+    rest = {name: value for name, value in calls[0].payload.items() if name != "id"}
+    return orjson.dumps({**rest, "inputs": metas}), b"".join(blobs)
 
 
-def _reply(call: Call, status: int, answer: dict[str, Any], outputs: Sequence[Tensor], mine: Sequence[Any]) -> Reply:
+def _reply(
+    call: Call, position: int, status: int, answer: dict[str, Any], outputs: Sequence[Tensor], mine: Sequence[Any]
+) -> Reply:
     """Put one caller's rows into an answer of its own, under its own id."""
     metas, blobs = [], []
     for output, data in zip(outputs, mine, strict=True):
@@ -221,9 +241,11 @@ def _reply(call: Call, status: int, answer: dict[str, Any], outputs: Sequence[Te
             meta["data"] = data
         metas.append(meta)
     envelope = {**answer, "outputs": metas}
-    envelope.pop("id", None)
     if "id" in call.payload:
+        envelope.pop("id", None)
         envelope = {"id": call.payload["id"], **envelope}
+    elif "id" in envelope:
+        envelope["id"] = own_id(envelope["id"], position)
     header = orjson.dumps(envelope)
     if not blobs:
         return Reply(status, header)

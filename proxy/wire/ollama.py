@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from proxy.wire.base import Call, Head, MergeMismatch, Reply, Route, Tap, Usage, WireFormat
+from proxy.wire.envelope import check_shared
 from proxy.wire.items import merged_body, pass_on, read_items, weights
 from proxy.wire.jsonbody import canonical, load_object, model_name, whole
 from proxy.wire.lines import LineTap
@@ -94,10 +95,11 @@ class Ollama(WireFormat):
         if len(calls) == 1 or not 200 <= status < 300:
             return pass_on(calls, status, body, headers)
         items = [call.extra["items"] for call in calls]
-        envelope, rows = load_rows(body, "embeddings")
+        envelope, rows = load_rows(body, "embeddings", alike=True)
         total = sum(map(len, items))
         if len(rows) != total:
             raise MergeMismatch(f"{total} items were sent, {len(rows)} embeddings came back")
+        check_shared(envelope, ("model", "embeddings", "created_at"))
         evaluated = envelope.get("prompt_eval_count")
         counts = apportion(evaluated, weights(items)) if type(evaluated) is int and evaluated >= 0 else None
         replies, start = [], 0

@@ -10,6 +10,7 @@ import orjson
 
 from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
 from proxy.wire.embeddings import split_embeddings
+from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
 from proxy.wire.items import by_index, merged_body, pass_on, read_items
 from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
 from proxy.wire.openai_stream import ChatTap, CompletionTap, ResponsesTap
@@ -214,7 +215,8 @@ def _completions(head: Head, body: bytes, payload: dict[str, Any], model: str) -
     )
     _read_list(call, head, "prompt")
     sequences = max(positive(payload.get("n"), 1, MAX_SEQUENCES), positive(payload.get("best_of"), 1, MAX_SEQUENCES))
-    call.items *= sequences
+    # What `n` claims counts only as far as a single prompt's could: the prompts are there, the multiple is not.
+    call.items = max(call.items, min(call.items * sequences, MAX_SEQUENCES))
     if stream or not all(_absent(name, payload.get(name)) for name in _UNMERGEABLE):
         call.compat_key = None
     return call
@@ -255,6 +257,7 @@ def _field(call: Call) -> str:
 def _split_completions(calls: Sequence[Call], status: int, body: bytes) -> list[Reply]:
     items = [call.extra["items"] for call in calls]
     envelope = load_reply(body)
+    check_shared(envelope, SERVER_FIELDS)
     choices = by_index(envelope.get("choices"), sum(map(len, items)))
     grouped, start = [], 0
     for values in items:
@@ -267,8 +270,8 @@ def _split_completions(calls: Sequence[Call], status: int, body: bytes) -> list[
         for index, choice in enumerate(mine):
             choice["index"] = index
         answer = {**envelope, "choices": mine}
-        if type(envelope.get("id")) is str:
-            answer["id"] = f"{envelope['id']}-{position}"
+        if "id" in envelope:
+            answer["id"] = own_id(envelope["id"], position)
         if "usage" in envelope:
             answer["usage"] = bill
         replies.append(Reply(status, orjson.dumps(answer)))

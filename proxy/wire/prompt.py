@@ -17,6 +17,8 @@ TOKENS_PER_MESSAGE: Final = 4
 """Role and separators of one chat message, in most templates."""
 TOKENS_PER_MEDIUM: Final = 600
 """An image or a clip: its encoded size says nothing about its tokens, so it counts as a typical picture."""
+_MOST_MEDIA: Final = 256
+"""So many count: an empty pair of braces that claims to be a picture is three bytes long."""
 
 
 class Prompt:
@@ -74,7 +76,8 @@ class Prompt:
     @property
     def tokens(self) -> int:
         """The estimated number of tokens, at least 1."""
-        return self.size // BYTES_PER_TOKEN + self.overhead + TOKENS_PER_MEDIUM * self.media + 1
+        media = TOKENS_PER_MEDIUM * min(self.media, _MOST_MEDIA)
+        return self.size // BYTES_PER_TOKEN + self.overhead + media + 1
 
     @property
     def text(self) -> str:

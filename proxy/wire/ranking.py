@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from proxy.wire.base import Call, Head, MergeMismatch, Reply
+from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
 from proxy.wire.items import by_index, weights
 from proxy.wire.jsonbody import canonical
 from proxy.wire.prompt import estimate
@@ -36,13 +37,14 @@ def read_ranking(call: Call, head: Head, field: str) -> None:
     call.prompt_tokens = sum(map(estimate, documents)) + estimate(query) * len(documents)
     if type(query) is not str or not query or any(payload.get(limit) is not None for limit in LIMITS):
         return
-    if not all(type(document) in (str, dict) and document for document in documents):
+    kinds = set(map(type, documents))
+    if (kinds != {str} and kinds != {dict}) or not all(documents):
         return
     call.text = query[:2000]
     call.extra["items"] = documents
     rest = canonical(payload, ("model", field))
     if rest is not None:
-        call.compat_key = (call.route.name, head.target, call.model, field, rest)
+        call.compat_key = (call.route.name, head.target, call.model, field, kinds == {str}, rest)
 
 
 def split_ranking(calls: Sequence[Call], status: int, body: bytes, member: str | None) -> list[Reply]:
@@ -60,6 +62,7 @@ def split_ranking(calls: Sequence[Call], status: int, body: bytes, member: str |
             raise MergeMismatch(f"the answer is not valid JSON: {error}") from None
     else:
         envelope = load_reply(body)
+        check_shared(envelope, SERVER_FIELDS)
         results = envelope.get(member)
     by_index(results, sum(map(len, items)))
     owner = [position for position, values in enumerate(items) for _ in values]
@@ -73,8 +76,10 @@ def split_ranking(calls: Sequence[Call], status: int, body: bytes, member: str |
         return [Reply(status, orjson.dumps(results)) for results in mine]
     bills = split_usage(envelope.get("usage"), weights(items))
     replies = []
-    for results, bill in zip(mine, bills, strict=True):
+    for position, (results, bill) in enumerate(zip(mine, bills, strict=True)):
         answer = {**envelope, member: results}
+        if "id" in envelope:
+            answer["id"] = own_id(envelope["id"], position)
         if "usage" in envelope:
             answer["usage"] = bill
         replies.append(Reply(status, orjson.dumps(answer)))

@@ -60,7 +60,7 @@ class TEI(WireFormat):
         kind, items, bare = found
         call.items = len(items)
         call.prompt_tokens = sum(map(estimate, items))
-        call.extra.update(items=items, bare=bare)
+        call.extra.update(items=items, bare=bare, flat=head.path == "/embed")
         rest = canonical(payload, ("inputs",))
         if rest is not None:
             call.compat_key = (route.name, head.target, kind, rest)
@@ -83,7 +83,7 @@ class TEI(WireFormat):
             return pass_on(calls, status, body, headers)
         if calls[0].route is RERANK:
             return split_ranking(calls, status, body, None)
-        _, rows = load_rows(body)
+        _, rows = load_rows(body, alike=calls[0].extra["flat"])
         total = sum(call.items for call in calls)
         if len(rows) != total:
             raise MergeMismatch(f"{total} inputs were sent, {len(rows)} results came back")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ITEM_BYTES", "Tensor", "TensorError", "join", "read_tensors", "rows"]
+__all__ = ["ITEM_BYTES", "Tensor", "TensorError", "holds_its_type", "join", "read_tensors", "rows"]
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -28,6 +28,19 @@ ITEM_BYTES = {
 """Bytes per element; `BYTES` elements carry their own length, 4 bytes little-endian, in front."""
 
 MAX_RANK: Final = 32
+
+_COMPOUND: Final = frozenset({list, dict})
+_NUMBERS: Final = frozenset({int, float})
+_JSON_TYPES: dict[str, frozenset[type]] = {
+    "BOOL": frozenset({bool}),
+    "BYTES": frozenset({str}),
+    **dict.fromkeys(("FP16", "BF16", "FP32", "FP64"), _NUMBERS),
+}
+_INTEGERS: dict[str, tuple[int, int]] = {
+    **{f"UINT{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
+    **{f"INT{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
+}
+"""Smallest and largest of each kind of integer."""
 
 
 class TensorError(ValueError):
@@ -61,7 +74,9 @@ class Tensor(NamedTuple):
 def read_tensors(metas: Any, blob: bytes) -> list[Tensor]:
     """Read a list of tensors whose binary data, if any, follow one another in `blob`.
 
-    Raises TensorError when anything does not add up: shapes, lengths, leftovers, or data kept in shared memory.
+    Raises TensorError when anything does not add up: shapes, the length of every list at every level, leftovers, or
+    data kept in shared memory. What is returned holds as many elements as its shape says, so that no number in it is
+    a mere claim, but for a shape with a 0 in it, whose other sizes nothing bears out.
     """
     if type(metas) is not list or not metas:
         raise TensorError("no list of tensors")
@@ -91,6 +106,8 @@ def _read_tensor(meta: dict[str, Any], blob: bytes, position: int) -> tuple[Tens
         return Tensor(meta, name, datatype, tuple(shape), _form(name, shape, data), data), position
     if type(size) is not int or not 0 <= size <= len(blob) - position:
         raise TensorError(f"tensor {name!r} has a wrong binary_data_size")
+    if "data" in meta:
+        raise TensorError(f"tensor {name!r} has both data and binary data")
     data = blob[position : position + size]
     tensor = Tensor(meta, name, datatype, tuple(shape), "binary", data)
     _check_binary(tensor)
@@ -98,13 +115,47 @@ def _read_tensor(meta: dict[str, Any], blob: bytes, position: int) -> tuple[Tens
 
 
 def _form(name: str, shape: Sequence[int], data: list[Any]) -> str:
-    """Tell flat data from nested, checking as much of the length as can be seen from outside."""
-    nested = bool(data) and type(data[0]) is list
-    if nested and len(shape) > 1 and len(data) == shape[0]:
-        return "nested"
-    if not nested and len(data) == prod(shape):
+    """Tell flat data from nested. Every list of either is counted: servers that flatten count the total only."""
+    if data and type(data[0]) is list:
+        if len(shape) > 1 and _nests(data, shape, 0):
+            return "nested"
+    elif len(data) == prod(shape) and _COMPOUND.isdisjoint(map(type, data)):
         return "flat"
-    raise TensorError(f"tensor {name!r}: {len(data)} elements do not make shape {list(shape)}")
+    raise TensorError(f"tensor {name!r}: its data does not make shape {list(shape)}")
+
+
+def _nests(data: list[Any], shape: Sequence[int], level: int) -> bool:
+    """Whether the lists from `level` on are of exactly the sizes in `shape`, and hold nothing but plain values."""
+    if len(data) != shape[level]:
+        return False
+    if level + 1 == len(shape):
+        return _COMPOUND.isdisjoint(map(type, data))
+    return all(type(inner) is list and _nests(inner, shape, level + 1) for inner in data)
+
+
+def holds_its_type(tensor: Tensor) -> bool:
+    """Whether every element of JSON data is one of the tensor's datatype; binary data always is.
+
+    A server that converts would make of `true`, `1.5` or `null` whatever suits the other members of the call.
+    """
+    if tensor.form == "binary":
+        return True
+    kinds: set[type] = set()
+    bounds = _INTEGERS.get(tensor.datatype)
+    for values in _innermost(tensor.data):
+        kinds.update(map(type, values))
+        if bounds is not None and (kinds != {int} or min(values) < bounds[0] or max(values) > bounds[1]):
+            return False
+    return bounds is not None or kinds <= _JSON_TYPES.get(tensor.datatype, frozenset())
+
+
+def _innermost(data: list[Any]) -> Iterator[list[Any]]:
+    """Yield the lists that hold plain values."""
+    if data and type(data[0]) is list:
+        for inner in data:
+            yield from _innermost(inner)
+    elif data:
+        yield data
 
 
 def _check_binary(tensor: Tensor) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
 from proxy.wire.base import Call, Head, MergeMismatch, Reply, Route, WireFormat
+from proxy.wire.envelope import check_shared
 from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object
 from proxy.wire.prompt import BYTES_PER_TOKEN
@@ -16,10 +17,12 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["TFServing"]
 
-PREDICT = Route("tfserving.predict", generates=False, auto_merge=True)
+PREDICT = Route("tfserving.predict", generates=False)
 COLUMNS = Route("tfserving.predict_columns", generates=False)
 OTHER = Route("tfserving.other", generates=False)
 
+_DEPTH: Final = 8
+_NUMBERS = frozenset({int, float})
 _PATH = re.compile(r"/v1/models/([^/:]+)(?:/(?:versions|labels)/[^/:]+)?:(predict|classify|regress|explain)")
 
 
@@ -27,8 +30,9 @@ class TFServing(WireFormat):
     """The `tfserving` wire format.
 
     Predictions merge where every row has the same shape and kind of value; results come in the order of the rows.
-    In row form (`instances`) rows are independent by definition; that the first dimension of the column form
-    (`inputs`) is a batch is the operator's word (`dispatch: merge`). Classifications and regressions go one by one.
+    That a model treats its rows one by one is the operator's word: `profile: tf-serving` gives it for the row form
+    (`instances`), and `dispatch: merge` also for the column form (`inputs`), whose first dimension need not be a
+    batch. Other servers share the path. Classifications and regressions go one by one.
     """
 
     name = "tfserving"
@@ -83,12 +87,17 @@ class TFServing(WireFormat):
             return pass_on(calls, status, body, headers)
         answer = load_reply(body)
         field = "predictions" if calls[0].extra["field"] == "instances" else "outputs"
+        check_shared(answer, (field,))
         results = answer.get(field)
         total = sum(call.items for call in calls)
+        if type(results) is dict and field == "predictions":
+            raise MergeMismatch("predictions are no list with one result for each row")
         columns: dict[str, Any] = results if type(results) is dict else {"": results}
         for name, column in columns.items():
             if type(column) is not list or len(column) != total:
                 raise MergeMismatch(f"{field} {name!r} does not hold one result for each of {total} rows")
+            if len({_kind(result) for result in column}) > 1:
+                raise MergeMismatch(f"{field} {name!r} holds results of several kinds")
         if not columns:
             raise MergeMismatch(f"the answer has no {field}")
         replies, start = [], 0
@@ -130,26 +139,39 @@ def _read_rows(call: Call, head: Head) -> None:
 
 def _common_shape(rows: list[Any]) -> str | None:
     """Describe the shape that all rows share; None when they differ or go too deep."""
-    shapes = {_shape(row, 8) for row in rows}
-    return shapes.pop() if len(shapes) == 1 else None
+    return _shape_of_all(rows, _DEPTH)
 
 
-def _shape(value: Any, depth: int) -> str | None:
-    """Describe sizes and kind of value of one row, judging arrays by their first element.
-
-    A ragged array beyond that is for the upstream to find: the batch fails and is taken apart.
-    """
-    kind = type(value)
-    if kind in (int, float):
+def _shape_of_all(values: list[Any], depth: int) -> str | None:
+    """Describe what every one of `values` is; None when they differ, or nothing proves what they are."""
+    kinds = set(map(type, values))
+    if not kinds:
+        return None
+    if kinds <= _NUMBERS:
         return "number"
-    if kind is not dict and kind is not list:
+    if len(kinds) > 1:
+        return None
+    kind = kinds.pop()
+    if kind is str or kind is bool:
         return kind.__name__
-    if depth == 0:
+    if depth == 0 or (kind is not list and kind is not dict):
         return None
     if kind is list:
-        inner = _shape(value[0], depth - 1) if value else "nothing"
-        return None if inner is None else f"{len(value)}x{inner}"
-    if set(value) == {"b64"}:
-        return "bytes"
-    members = {name: _shape(member, depth - 1) for name, member in value.items()}
+        size = len(values[0])
+        if any(len(value) != size for value in values):
+            return None
+        inner = _shape_of_all([item for value in values for item in value], depth - 1)
+        return None if inner is None else f"{size}x{inner}"
+    names = set(values[0])
+    if not names or any(set(value) != names for value in values):
+        return None
+    if names == {"b64"}:
+        return "bytes" if all(type(value["b64"]) is str for value in values) else None
+    members = {name: _shape_of_all([value[name] for value in values], depth - 1) for name in names}
     return None if None in members.values() else repr(sorted(members.items()))
+
+
+def _kind(value: Any) -> str:
+    """Return what kind of result this is: a number, a list of so many, or another JSON type."""
+    kind = type(value)
+    return "number" if kind in _NUMBERS else kind.__name__

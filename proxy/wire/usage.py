@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from proxy.wire.base import LARGEST_COUNT
+from proxy.wire.base import LARGEST_COUNT, MergeMismatch
+from proxy.wire.envelope import DEPTH, has_words
 
 __all__ = ["apportion", "split_usage"]
 
@@ -40,9 +41,11 @@ def split_usage(
     """Divide a usage object: counts of output by `outputs`, all other counts by `inputs`, totals by addition.
 
     Nested objects (`prompt_tokens_details`) are divided alike, `depth` levels deep; what is no count is copied to
-    everybody.
+    everybody. Raises MergeMismatch where that has words, which may be about one caller's input.
     """
     if type(usage) is not dict or depth == 0:
+        if has_words(usage, DEPTH):
+            raise MergeMismatch("the usage holds words")
         return [usage] * len(inputs)
     counted = [name for name in ("prompt_tokens", "completion_tokens") if type(usage.get(name)) is int]
     added_up = "prompt_tokens" in counted and type(usage.get("total_tokens")) is int
@@ -55,6 +58,8 @@ def split_usage(
             values = apportion(value, by)
         elif type(value) is dict:
             values = split_usage(value, by, depth=depth - 1)
+        elif has_words(value, DEPTH):
+            raise MergeMismatch(f"{name[:40]!r} in the usage holds words")
         else:
             values = [value] * len(parts)
         for index, share in enumerate(values):

@@ -15,6 +15,7 @@ Rows = list[Any]
 """One entry per item: an `orjson.Fragment` of its own bytes, or a parsed value."""
 
 
+_NUMBERS = frozenset({int, float})
 _OPENING = re.compile(rb"\s*:\s*\[")
 _FIRST_ROW = re.compile(rb"\s*\[")
 _NEXT_ROW = re.compile(rb"\s*,\s*\[")
@@ -32,14 +33,16 @@ def load_reply(body: bytes) -> dict[str, Any]:
     return envelope
 
 
-def load_rows(body: bytes, member: str | None = None) -> tuple[dict[str, Any], Rows]:
+def load_rows(body: bytes, member: str | None = None, *, alike: bool = False) -> tuple[dict[str, Any], Rows]:
     """Parse an answer that is a list of rows, or an object whose `member` is one.
 
     Returns the object without its rows (empty for a bare list) and the rows, which are `orjson.Fragment` where
-    they are flat arrays. Raises MergeMismatch when there is no such list.
+    they are flat arrays. Raises MergeMismatch when there is no such list, or an entry is no list itself; with
+    `alike`, when they are not arrays of numbers of one length. Where results go by position, a server that flattened
+    its answer must not pass for one that has a row for every input.
     """
     start = _find_list(body, member)
-    found = None if start < 0 else _flat_rows(body, start)
+    found = None if start < 0 else _flat_rows(body, start, alike)
     if found is not None:
         rows, end = found
         if member is None and not body[end:].strip():
@@ -50,9 +53,9 @@ def load_rows(body: bytes, member: str | None = None) -> tuple[dict[str, Any], R
                 return envelope, rows
     if member is not None:
         envelope = load_reply(body)
-        return envelope, _as_list(envelope.get(member))
+        return envelope, _as_rows(envelope.get(member), alike)
     try:
-        return {}, _as_list(orjson.loads(body))
+        return {}, _as_rows(orjson.loads(body), alike)
     except orjson.JSONDecodeError as error:
         raise MergeMismatch(f"the answer is not valid JSON: {error}") from None
 
@@ -66,9 +69,13 @@ def _without(body: bytes, start: int, end: int, member: str) -> dict[str, Any] |
     return envelope if type(envelope) is dict and envelope.get(member) == 0 else None
 
 
-def _as_list(value: Any) -> list[Any]:
+def _as_rows(value: Any, alike: bool) -> list[Any]:
     if type(value) is not list:
         raise MergeMismatch("the answer holds no list of results")
+    if not all(type(row) is list for row in value):
+        raise MergeMismatch("a result is no list")
+    if alike and (len(set(map(len, value))) > 1 or not all(_NUMBERS.issuperset(map(type, row)) for row in value)):
+        raise MergeMismatch("results are not lists of numbers of one length")
     return value
 
 
@@ -83,9 +90,13 @@ def _find_list(body: bytes, member: str | None) -> int:
     return opening.end() - 1 if opening else -1
 
 
-def _flat_rows(body: bytes, start: int) -> tuple[Rows, int] | None:
-    """Cut the list that opens at `start` into its rows; None unless every row is an array of plain numbers."""
+def _flat_rows(body: bytes, start: int, alike: bool) -> tuple[Rows, int] | None:
+    """Cut the list that opens at `start` into its rows; None unless every row is an array of plain numbers.
+
+    With `alike`, None also where they are not of one length.
+    """
     rows: Rows = []
+    commas = -2
     opening = _FIRST_ROW.match(body, start + 1)
     position = start + 1
     while opening is not None:
@@ -93,6 +104,13 @@ def _flat_rows(body: bytes, start: int) -> tuple[Rows, int] | None:
         last = body.find(b"]", first)
         if last < 0 or body.find(b"[", first + 1, last) >= 0 or body.find(b'"', first, last) >= 0:
             return None
+        if alike:
+            count = body.count(b",", first, last)
+            if not count and not body[first + 1 : last].strip():
+                count = -1  # no number at all
+            if commas > -2 and count != commas:
+                return None
+            commas = count
         rows.append(orjson.Fragment(body[first : last + 1]))
         position = last + 1
         opening = _NEXT_ROW.match(body, position)

@@ -90,6 +90,17 @@ def test_a_batch_is_counted_in_items_and_chosen_in_whole_jobs() -> None:
     assert alone.take == 1
 
 
+@pytest.mark.parametrize("claimed", [10**17, 2**63, 2**200, 0, -5])
+@pytest.mark.parametrize("calls", [0, 5])
+def test_an_absurd_number_of_items_costs_no_more_than_a_full_batch(claimed: int, calls: int) -> None:
+    upstream = taught() if calls else MergeUpstream(0.005)
+    waiting = [job(41.0), job(41.0, items=claimed), *[job(41.0, items=3) for _ in range(300)]]
+    choice = upstream.choose(waiting, 8, 41.0, Load(queued=len(waiting)), PROMISED, form=True, shed=True)
+    assert 1 <= choice.take <= 8
+    alone = upstream.choose([job(41.0, items=claimed)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
+    assert alone.take == 1
+
+
 def test_who_will_be_shed_does_not_keep_out_who_comes_in_their_stead() -> None:
     """Answers of 20 or 200 tokens: a call of four takes about two seconds, and no time is lost on the hopeless."""
     upstream = MergeUpstream(0.01)

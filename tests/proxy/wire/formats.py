@@ -198,7 +198,9 @@ def tei_rerank(body: bytes) -> bytes:
 
 def rerank(body: bytes) -> bytes:
     request = orjson.loads(body)
-    return orjson.dumps({"results": _ranked(request["query"], request["documents"]), "meta": {"v": 1}})
+    return orjson.dumps(
+        {"results": _ranked(request["query"], request["documents"]), "meta": {"api_version": {"version": "2"}}}
+    )
 
 
 def tf_instances(body: bytes) -> bytes:
@@ -257,9 +259,9 @@ MERGEABLE = [
     ),
     Mergeable(
         "rerank", "/v1/rerank", rerank,
-        bodies=({"model": "m", "query": "q", "documents": ["one", {"text": "three"}]}, {"model": "m", "query": "q", "documents": ["two"]}),
-        others=({"model": "n", "query": "q", "documents": ["a"]}, {"model": "m", "query": "p", "documents": ["a"]}, {"model": "m", "query": "q", "texts": ["a"]}),
-        alone=({"model": "m", "query": "q", "documents": ["a"], "top_n": 1}, {"model": "m", "query": "q"}, {"model": "m", "query": ["q"], "documents": ["a"]}),
+        bodies=({"model": "m", "query": "q", "documents": ["one", "three"]}, {"model": "m", "query": "q", "documents": ["two"]}),
+        others=({"model": "m", "query": "q", "documents": [{"text": "one"}]}, {"model": "n", "query": "q", "documents": ["a"]}, {"model": "m", "query": "p", "documents": ["a"]}, {"model": "m", "query": "q", "texts": ["a"]}),
+        alone=({"model": "m", "query": "q", "documents": ["a"], "top_n": 1}, {"model": "m", "query": "q"}, {"model": "m", "query": ["q"], "documents": ["a"]}, {"model": "m", "query": "q", "documents": ["a", {"text": "b"}]}),
     ),
     Mergeable(
         "tfserving", "/v1/models/m:predict", tf_instances,
@@ -268,7 +270,7 @@ MERGEABLE = [
             {"instances": [[1, 2, 3]]}, {"instances": [["a", "b"]]}, {"instances": [1]}, {"instances": [{"x": [1, 2]}]},
             {"instances": [{"b64": "AA=="}]}, {"instances": [[1, 2]], "signature_name": "s"}, {"inputs": [[1, 2]]},
         ),
-        alone=({"instances": []}, {"instances": [[1, 2], [3]]}, {"instances": [[1, 2]], "inputs": [[1, 2]]}, {"instances": 3}, {}),
+        alone=({"instances": []}, {"instances": [[1, 2], [3]]}, {"instances": [[[1, 2], [3]]]}, {"instances": [[]]}, {"instances": [[1, None]]}, {"instances": [[1, "a"]]}, {"instances": [[1, True]]}, {"instances": [{"x": [1, [2]]}]}, {"instances": [{}]}, {"instances": [None]}, {"instances": [{"b64": 3}]}, {"instances": [[1, 2]], "inputs": [[1, 2]]}, {"instances": 3}, {}),
     ),
     Mergeable(
         "tfserving", "/v1/models/m:predict", tf_columns,

@@ -333,7 +333,7 @@ class TestMerging:
 
 def test_merging_unasked_is_for_operations_that_are_safe_to_merge_anywhere() -> None:
     merged = {route.name for name in NAMES for route in wire_format(name).routes if route.auto_merge}
-    assert merged == {"embeddings", "ollama.embed", "tei.embed", "tei.rerank", "tei.predict", "tfserving.predict"}
+    assert merged == {"embeddings", "ollama.embed", "tei.embed", "tei.rerank", "tei.predict"}
     columns = parse("/v1/models/m:predict", {"inputs": {"x": [[1]]}})
     assert columns.compat_key is not None
     assert not columns.route.auto_merge

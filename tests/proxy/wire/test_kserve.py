@@ -129,11 +129,11 @@ def test_everyone_gets_exactly_its_own_rows_in_every_form(case: tuple[list[Sent]
         assert reply.content_type == ("application/octet-stream" if reply.headers else "application/json")
 
 
-def test_everyone_gets_its_own_id_back_or_none() -> None:
+def test_everyone_gets_its_own_id_back_or_one_of_its_own() -> None:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1.0]}
     calls = [call(as_request([tensor], id="a")), call(as_request([tensor])), call(as_request([tensor], id="c"))]
     answers = [orjson.loads(reply.body) for reply in merged_and_split(calls)]
-    assert [answer.get("id") for answer in answers] == ["a", None, "c"]
+    assert [answer.get("id") for answer in answers] == ["a", "made up-1", "c"]
     assert {answer["model_version"] for answer in answers} == {"1"}
 
 

@@ -47,7 +47,7 @@ class TestBills:
             "prompt_tokens": 40,
             "completion_tokens": 10,
             "total_tokens": 50,
-            "prompt_tokens_details": {"cached_tokens": 8, "note": "x"},
+            "prompt_tokens_details": {"cached_tokens": 8, "exact": True},
             "cost": 0.5,
             "service_tier": None,
         }
@@ -56,7 +56,7 @@ class TestBills:
             "prompt_tokens": 30,
             "completion_tokens": 2,
             "total_tokens": 32,
-            "prompt_tokens_details": {"cached_tokens": 6, "note": "x"},
+            "prompt_tokens_details": {"cached_tokens": 6, "exact": True},
             "cost": 0.5,
             "service_tier": None,
         }
@@ -67,11 +67,17 @@ class TestBills:
         assert split_usage([3], [1, 1]) == [[3], [3]]
         assert split_usage({"total_tokens": 4}, [1, 1]) == [{"total_tokens": 2}, {"total_tokens": 2}]
 
-    def test_nesting_without_end_is_cut_short(self) -> None:
+    @pytest.mark.parametrize("usage", ["of x", {"note": "x"}, {"prompt_tokens_details": {"of": ["x"]}}])
+    def test_words_in_a_bill_are_given_to_nobody(self, usage: Any) -> None:
+        with pytest.raises(MergeMismatch):
+            split_usage(usage, [1, 1])
+
+    def test_nesting_without_end_is_nobodys(self) -> None:
         usage: Any = 1
         for _ in range(900):
             usage = {"x": usage}
-        assert len(split_usage(usage, [1, 1])) == 2
+        with pytest.raises(MergeMismatch):
+            split_usage(usage, [1, 1])
 
 
 class TestPrompts:
@@ -136,6 +142,18 @@ numbers = st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=4)
 
 
 class TestVectors:
+    @pytest.mark.parametrize("rows", [[0.5, 1.5], ["a"], [{"label": "x"}, []], [[1], 2], [None]])
+    def test_rows_that_are_no_lists_are_a_mismatch(self, rows: list[Any]) -> None:
+        with pytest.raises(MergeMismatch):
+            load_rows(orjson.dumps(rows))
+
+    @pytest.mark.parametrize("rows", [[[1, 2], [3]], [[1.5], []], [[1], ["a"]], [[1], [[2]]]])
+    def test_rows_that_are_to_be_alike_are_of_one_length_and_of_numbers(self, rows: list[Any]) -> None:
+        with pytest.raises(MergeMismatch):
+            load_rows(orjson.dumps(rows), alike=True)
+        with pytest.raises(MergeMismatch):
+            load_rows(orjson.dumps({"rows": rows}), "rows", alike=True)
+
     @given(vectors=st.lists(st.one_of(numbers, st.lists(numbers, max_size=2), st.text(max_size=3)), max_size=5))
     @settings(max_examples=100, deadline=None)
     def test_vectors_read_without_reading_them_are_the_same_vectors(self, vectors: list[Any]) -> None:
@@ -161,9 +179,7 @@ class TestVectors:
         assert envelope.items() >= {"a": 1, "z": "]"}.items()
         assert orjson.loads(orjson.dumps(held)) == rows
 
-    @pytest.mark.parametrize(
-        "rows", [[{"label": "[1,2]"}], [["]", "["]], [[], []], ["a"], [[{"index": 1, "value": 0.5}]]]
-    )
+    @pytest.mark.parametrize("rows", [[[{"label": "[1,2]"}]], [["]", "["]], [[], []], [[{"index": 1, "value": 0.5}]]])
     def test_rows_of_anything_else_are_parsed_in_full(self, rows: list[Any]) -> None:
         assert orjson.loads(orjson.dumps(load_rows(orjson.dumps(rows))[1])) == rows
 
