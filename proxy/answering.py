@@ -37,6 +37,7 @@ class Answering:
     __slots__ = (
         "call",
         "close",
+        "held",
         "incoming",
         "keepalive",
         "pool",
@@ -58,6 +59,8 @@ class Answering:
         self.call: Call | None = None
         self.close = not incoming.keep_alive or service.lifecycle.draining
         """Whether the client's connection ends with this answer."""
+        self.held = 0
+        """Bytes of its body that are counted as held."""
         self.started = False
         """Whether any byte of an answer has been written."""
         self.keepalive: Keepalive | None = None

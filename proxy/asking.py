@@ -6,6 +6,7 @@ from time import monotonic
 
 from policies.base import Job
 from proxy.answering import Answering
+from proxy.held import UPLOAD_BYTES
 from proxy.outcome import BadInput, Refused
 from proxy.pool import Pool
 from proxy.prediction import usual_work
@@ -27,6 +28,11 @@ class Asking(Answering):
     def _repeatable(self) -> bool:
         """Whether an upstream may be sent the request a second time: its body is held, and that does no harm."""
         return self.call is not None or (self.incoming.complete and self.incoming.method in _IDEMPOTENT)
+
+    def _hold(self, size: int) -> None:
+        """Count `size` bytes of the body as held, until the request is over. Raises Refused."""
+        self.service.held.take(size)
+        self.held += size
 
     def _check_wishes(self, pool: Pool) -> None:
         """Refuse what the caller may ask for and has not spelled right. Raises Refused."""
@@ -135,13 +141,16 @@ class Asking(Answering):
         elif incoming.complete and incoming.announced_trailers is None:
             outgoing.body = incoming.body_now()
             if outgoing.body:
+                self._hold(len(outgoing.body))
                 incoming.put_back(outgoing.body)
             outgoing.replayable = incoming.method in _IDEMPOTENT
             if incoming.wants_websocket:
                 outgoing.upgrade = b"websocket"
                 outgoing.replayable = False
         else:
-            outgoing.upload = Upload(incoming, self.service.limits.body_timeout_s)
+            limits = self.service.limits
+            self._hold(UPLOAD_BYTES)
+            outgoing.upload = Upload(incoming, limits.body_timeout_s, limits.min_rate_bytes)
             outgoing.length = incoming.length
             outgoing.expects_continue = incoming.expects_continue
             outgoing.trailer = incoming.announced_trailers

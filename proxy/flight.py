@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
 from time import monotonic
+from typing import Final
 
 from proxy.asking import Asking
 from proxy.fallback import cause_of
@@ -25,6 +26,7 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import OVERLOAD
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import BadRequest, Head, Route
+from proxy.wire.outline import SURELY_LIGHT, Outline, is_light
 from proxy.wire.registry import likely
 
 __all__ = ["Flight"]
@@ -32,6 +34,10 @@ __all__ = ["Flight"]
 log = logging.getLogger("trimtab.proxy")
 
 _OWN = frozenset({"/healthz", "/readyz"})
+_STEP: Final = 2_048
+"""So many tokens of a large body are looked at between two turns of the loop."""
+_FEW_BYTES: Final = 16_384
+"""A body of so many bytes may wait in its parsed form."""
 _PROBES = frozenset({"healthz", "readyz"})
 
 
@@ -126,27 +132,74 @@ class Flight(Asking):
         if not candidate.route.inspect:
             self._ask(service.table.choose(candidates, "") or candidate)
         elif incoming.complete:
-            self._ask(self._inspect(candidates, candidate, path, incoming.body_now()))
+            body = incoming.body_now()
+            self._hold_for(candidate, len(body))
+            if len(body) <= SURELY_LIGHT:
+                self._ask(self._inspect(candidates, candidate, path, body))
+            else:
+                self._rest = partial(self._weigh, candidates, candidate, path, body)
         else:
             incoming.fields.check_patience()
             self._rest = partial(self._read, candidates, candidate, path)
 
     async def _read(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> None:
         """Go on once the body is there."""
-        body = await self.incoming.body(self.service.limits)
-        self._ask(self._inspect(candidates, candidate, path, body))
+        body = await self.incoming.body(self.service.limits, partial(self._hold_for, candidate))
+        if len(body) <= SURELY_LIGHT:
+            self._ask(self._inspect(candidates, candidate, path, body))
+        else:
+            await self._weigh(candidates, candidate, path, body)
 
-    def _inspect(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str, body: bytes) -> Candidate:
-        """Parse the body, and choose the pool by the model that it names."""
+    def _hold_for(self, candidate: Candidate, size: int) -> None:
+        """Count bytes of the body as held; who is refused for that is counted for the pool. Raises Refused."""
+        try:
+            self._hold(size)
+        except Refused:
+            self.pool = candidate.pool
+            raise
+
+    async def _weigh(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str, body: bytes) -> None:
+        """Go on with a body that may be too much to be parsed at once."""
+        incoming, service = self.incoming, self.service
+        head = Head(incoming.method, path, incoming.target, incoming.fields.forwarded)
+        outline = None
+        try:
+            size = candidate.wire.json_size(head, body)
+            document = body if size == len(body) else body[:size]
+            if not is_light(document):
+                outline = Outline(document, service.limits.max_json_values)
+                while True:
+                    async with service.skimming:
+                        if outline.step(_STEP):
+                            break
+                    await asyncio.sleep(0)
+        except BadRequest as error:
+            self.pool = candidate.pool
+            raise _malformed(error) from None
+        self._ask(self._inspect(candidates, candidate, path, body, outline))
+
+    def _inspect(
+        self,
+        candidates: tuple[Candidate, ...],
+        candidate: Candidate,
+        path: str,
+        body: bytes,
+        outline: Outline | None = None,
+    ) -> Candidate:
+        """Parse the body, or what stands for it, and choose the pool by the model that it names."""
         incoming = self.incoming
         if len(body) > self.service.limits.max_body_bytes:
             raise Refused(BodyTooLarge(self.service.limits.max_body_bytes))
-        head = Head(incoming.method, path, incoming.target, incoming.fields.forwarded)
+        # What is told of the body's form is not true of its outline.
+        fields = incoming.fields.forwarded if outline is None or not outline.understood else ()
+        head = Head(incoming.method, path, incoming.target, fields)
         try:
-            call = candidate.wire.parse(candidate.route, head, body)
+            call = candidate.wire.parse(candidate.route, head, body if outline is None else outline.abstract)
         except BadRequest as error:
             self.pool = candidate.pool
-            raise Refused(BadInput(error.message, error.param, error.code or "bad_request")) from None
+            raise _malformed(error) from None
+        if outline is not None:
+            outline.complete(call, body)
         self.call = self.ticket.call = call
         self.ticket.prompt_tokens = call.prompt_tokens
         chosen = self.service.table.choose(candidates, call.model)
@@ -179,6 +232,9 @@ class Flight(Asking):
         """Take a slot, or a place among those who wait for one."""
         _, tokens, give_up = self._job(pool, rules)
         outgoing = self._outbound = self._outgoing(rules)
+        if self.call is not None and len(self.call.body) > _FEW_BYTES:
+            # What waits, and what an upstream takes its time over, is the body alone.
+            self.call.forget()
         if pool.terms.keepalive_s is not None:
             self._keep_alive(pool.terms.keepalive_s, outgoing)
         lease = self._lease = pool.admit(self.ticket, tokens, express=rules.express)
@@ -379,6 +435,7 @@ class Flight(Asking):
         self._rest = None
         self._give_back()
         self.service.lifecycle.left()
+        self.service.held.give(self.held)
         try:
             self._sum_up()
         finally:
@@ -399,3 +456,7 @@ class Flight(Asking):
             service.hooks.traced(obs, ticket.trace.hex)
         if service.access_log is not None:
             service.access_log.note(ticket, self.incoming.fields, obs, monotonic())
+
+
+def _malformed(error: BadRequest) -> Refused:
+    return Refused(BadInput(error.message, error.param, error.code or "bad_request"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from collections.abc import Callable
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -19,12 +20,21 @@ __all__ = ["Incoming", "Limits", "Opening"]
 
 _TCP_INFO: int | None = getattr(socket, "TCP_INFO", None)
 _ESTABLISHED: Final = 1
+_JOINED_APART: Final = 4_194_304
+"""A body of so many bytes is put together outside of the loop."""
 
 
 class Limits:
     """What a client may send (bytes, counts, seconds)."""
 
-    __slots__ = ("body_timeout_s", "max_body_bytes", "max_header_bytes")
+    __slots__ = (
+        "body_timeout_s",
+        "max_body_bytes",
+        "max_header_bytes",
+        "max_held_bytes",
+        "max_json_values",
+        "min_rate_bytes",
+    )
 
     def __init__(
         self,
@@ -32,10 +42,18 @@ class Limits:
         max_body_bytes: int = 33_554_432,
         max_header_bytes: int = 65_536,
         body_timeout_s: float = 60.0,
+        min_rate_bytes: int = 500,
+        max_held_bytes: int = 1 << 32,
+        max_json_values: int = 10_000_000,
     ) -> None:
         self.max_body_bytes = max_body_bytes
         self.max_header_bytes = max_header_bytes
         self.body_timeout_s = body_timeout_s
+        self.min_rate_bytes = min_rate_bytes
+        """Bytes a second of its body that a client must send, beside that patience."""
+        self.max_held_bytes = max_held_bytes
+        """Of all requests together."""
+        self.max_json_values = max_json_values
 
 
 class Opening:
@@ -252,25 +270,30 @@ class Incoming:
         """Let a body that was read be read again, for another try."""
         self.content = body
 
-    async def body(self, limits: Limits) -> bytes:
-        """Read the whole body."""
+    async def body(self, limits: Limits, hold: Callable[[int], None]) -> bytes:
+        """Read the whole body; `hold` is told of what has come, and may refuse it."""
         limit = limits.max_body_bytes
         if self.complete:
             data = self.body_now()
             if len(data) > limit:
                 raise Refused(BodyTooLarge(limit))
+            hold(len(data))
             return data
         length = self.length
         if length is not None and length > limit:
             raise Refused(BodyTooLarge(limit))
         parts: list[bytes] = []
         size = 0
-        async for piece in pieces(self, limits.body_timeout_s):
+        async for piece in pieces(self, limits.body_timeout_s, limits.min_rate_bytes):
             size += len(piece)
             if size > limit:
                 raise Refused(BodyTooLarge(limit))
+            hold(len(piece))
             parts.append(piece)
-        return b"".join(parts)
+        if size < _JOINED_APART:
+            return b"".join(parts)
+        # Copying megabytes takes its time, for which this gives up the interpreter's lock.
+        return await asyncio.to_thread(b"".join, parts)
 
     def gone(self) -> bool:
         """Whether the client closed its connection, though its body is not being read (Linux only)."""

@@ -26,6 +26,7 @@ __all__ = [
     "HeadersTooLarge",
     "Infeasible",
     "InternalFault",
+    "MemoryFull",
     "NoRoute",
     "NoUpstream",
     "OutOfConnections",
@@ -278,6 +279,16 @@ class OutOfConnections(_Outcome):
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryFull(_Outcome):
+    """The bodies of all requests together take as much memory as they may."""
+
+    status: ClassVar[int] = 503
+    reason = "memory_full"
+    retry_after_s = 1.0
+    message = "The proxy holds as many bytes of requests as it may."
+
+
+@dataclass(frozen=True, slots=True)
 class UpstreamBusy(_Passing):
     """The upstream said 429 or 503, and its answer was given up for another pool's, which is gone."""
 
@@ -358,6 +369,7 @@ Outcome: TypeAlias = (
     | HeadersTooLarge
     | Infeasible
     | InternalFault
+    | MemoryFull
     | NoRoute
     | NoUpstream
     | OutOfConnections

@@ -22,6 +22,7 @@ from proxy.incoming import Limits
 from proxy.keys import Keyring
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
+from proxy.memory import allowed_bytes
 from proxy.metrics import Metrics
 from proxy.pool import Pool
 from proxy.reload import keeps_controller, needs_new_pool
@@ -79,7 +80,7 @@ class DataPlane:
         self.lifecycle = Lifecycle()
         self.handler = Handler(
             RouteTable(tuple(self._pools.values())),
-            limits=_request_limits(config),
+            limits=_request_limits(config, share),
             lifecycle=self.lifecycle,
             trust_headers=config.trust_headers,
         )
@@ -295,12 +296,16 @@ def _tracing(config: Config) -> Tracing | None:
     return Tracing(config.tracing, exporter_for(config.tracing))
 
 
-def _request_limits(config: Config) -> Limits:
+def _request_limits(config: Config, share: Share) -> Limits:
     limits = config.limits
+    held = limits.max_held_bytes
     return Limits(
         max_body_bytes=limits.max_body_bytes,
         max_header_bytes=limits.max_header_bytes,
         body_timeout_s=limits.body_timeout_s,
+        min_rate_bytes=limits.min_rate_bytes,
+        max_held_bytes=share.part(allowed_bytes() // 4 if held is None else held),
+        max_json_values=limits.max_json_values,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.access_log import AccessLog
+from proxy.held import Held
 from proxy.hooks import Hooks, NullHooks
 from proxy.incoming import Limits
 from proxy.keys import Keyring
@@ -24,12 +25,14 @@ class Service:
 
     __slots__ = (
         "access_log",
+        "held",
         "hooks",
         "keyring",
         "lifecycle",
         "limits",
         "loop",
         "ready",
+        "skimming",
         "table",
         "tracing",
         "trust_headers",
@@ -41,6 +44,10 @@ class Service:
         self.table = table
         self.limits = limits
         self.lifecycle = lifecycle
+        self.held = Held(limits.max_held_bytes)
+        """The bytes of all bodies that are in memory."""
+        self.skimming = asyncio.Lock()
+        """Taken for each step through a large body, so that there is one of them between two turns of the loop."""
         self.trust_headers = trust_headers
         """Whether callers may choose class and tenant by header."""
         self.access_log: AccessLog | None = None

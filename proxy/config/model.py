@@ -151,9 +151,42 @@ class LimitsConfig(Section):
     )
     max_headers: int = Field(default=128, ge=8, le=10_000, description="Most header lines; more is 431.")
     max_connections: int = Field(
-        default=10_000, ge=1, le=1_000_000, description="Open client connections; more wait."
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Open client connections. For one more, the one that has been idle for longest is closed; where "
+        "none is idle it is refused with 503.",
     )
-    body_timeout_s: float = Field(default=60.0, gt=0.0, le=3_600.0, description="Between two pieces of a body.")
+    max_held_bytes: int | None = Field(
+        default=None,
+        ge=1_048_576,
+        description="Bytes of request bodies in memory, over all requests; more is 503. Without it, a quarter of the "
+        "memory that the process may use.",
+    )
+    max_json_values: int = Field(
+        default=10_000_000,
+        ge=65_536,
+        le=1_000_000_000,
+        description="Most commas, arrays and objects of a JSON body together; more is 400.",
+    )
+    body_timeout_s: float = Field(
+        default=60.0,
+        gt=0.0,
+        le=3_600.0,
+        description="How long a client may keep us waiting for the next piece of its body, and in all.",
+    )
+    answer_timeout_s: float = Field(
+        default=60.0, gt=0.0, le=3_600.0, description="How long a client may take nothing of its answer."
+    )
+    min_rate_bytes: int = Field(
+        default=500,
+        ge=1,
+        le=1_000_000_000,
+        description="Bytes a second that a client must send or take, once these two are used up.",
+    )
+    head_timeout_s: float = Field(
+        default=30.0, gt=0.0, le=3_600.0, description="From a connection's first byte to the end of its first head."
+    )
     keepalive_timeout_s: float = Field(default=75.0, gt=0.0, le=3_600.0, description="Idle client connections.")
 
 

@@ -128,6 +128,12 @@ class Call:
         self.text = text
         self.extra = {} if extra is None else extra
 
+    def forget(self) -> None:
+        """Let go of everything parsed. It cannot be merged any more."""
+        self.payload = None
+        self.compat_key = None
+        self.extra = {}
+
 
 @dataclass(slots=True, init=False)
 class Reply:
@@ -217,6 +223,10 @@ class WireFormat:
     def parse(self, route: Route, head: Head, body: bytes) -> Call:
         """Read one request. Raises BadRequest."""
         return Call(route=route, body=body)
+
+    def json_size(self, head: Head, body: bytes) -> int:
+        """Return how many bytes of `body`, from its beginning, are JSON. Raises BadRequest."""
+        return len(body)
 
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return an error answer in the protocol's own shape. `kind` is a short machine-readable reason."""

@@ -69,6 +69,11 @@ class KServe(WireFormat):
             _read_infer(call, head, b"" if length is None else body[length:], binary=length is not None)
         return call
 
+    def json_size(self, head: Head, body: bytes) -> int:
+        """Return where the raw tensors begin. Raises BadRequest."""
+        length = _json_length(head.get(JSON_LENGTH), len(body))
+        return len(body) if length is None else length
+
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": message}`."""
         return Reply(status, orjson.dumps({"error": message if param is None else f"{param}: {message}"}))

@@ -127,7 +127,8 @@ class Stack:
         self.check_clean()
 
     def check_clean(self) -> None:
-        """Nothing queued, in flight or leased."""
+        """Nothing queued, in flight, leased or held."""
+        assert self.handler.service.held.now == 0
         for pool in self.pools:
             stats = pool.stats()
             assert stats["queue"]["requests"] == 0, stats

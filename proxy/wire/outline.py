@@ -1,0 +1,443 @@
+"""What a large JSON body says on the outside, found without parsing it: in short steps, in little memory.
+
+A parsed body takes up to thirty times its bytes, and parsing holds up everybody for as long as it lasts. So only
+small bodies are parsed. Of others this module keeps an abstract, a small JSON object with the same short members and
+the beginnings of the long ones, which the wire formats read in place of the body; and it counts what they would have
+counted. The body itself is never changed: it goes on as it came.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import orjson
+
+from proxy.wire.base import BadRequest, Call
+from proxy.wire.prompt import BYTES_PER_TOKEN, TOKENS_PER_MEDIUM
+
+__all__ = ["CLIPPED", "PARSED_BYTES", "PARSED_VALUES", "Outline", "is_light"]
+
+SURELY_LIGHT: Final = 65_536
+"""Bytes of a body that is parsed whatever is in it: at worst 22,000 values."""
+PARSED_BYTES: Final = 1_048_576
+"""Bytes of the largest body that is parsed."""
+PARSED_VALUES: Final = 65_536
+"""So many commas and brackets a body may have to be parsed: some 5 ms of work."""
+
+CLIPPED: Final = 49_152
+"""Bytes that are kept of the beginning of a long member."""
+MAX_DEPTH: Final = 1024
+"""Levels of nesting, which is what the parser of small bodies takes too."""
+
+_TINY: Final = 1_024
+"""A member of so many bytes is always kept, if a wire format asks for it."""
+_KEPT_BYTES: Final = 131_072
+"""So much is kept of longer members in all."""
+_MAX_NAME: Final = 64
+_MAX_OTHERS: Final = 64
+"""So many members are kept that no wire format asks for, each of them tiny."""
+_WINDOW: Final = 65_536
+"""Bytes looked through by one search."""
+_STRING_WINDOW: Final = 1_048_576
+_UNIT: Final = 4_096
+"""Bytes that cost as much as one token."""
+_LONG: Final = 1_024
+"""A string of fewer bytes is text, whatever it stands for."""
+_SAMPLE: Final = 512
+
+_TOKEN = re.compile(rb'["\[\]{}]')
+_SPACES = re.compile(rb"[ \t\r\n]*")
+_WORD = re.compile(rb"[^ \t\r\n,]*")
+_BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]*")
+_COMMA: Final = 0x2C
+_QUOTE: Final = 0x22
+_OPENING_LIST: Final = 0x5B
+_OPENING_OBJECT: Final = 0x7B
+_BACKSLASH: Final = 0x5C
+_CLOSING_LIST: Final = 0x5D
+_CLOSING_OBJECT: Final = 0x7D
+
+_WANTED = frozenset(
+    {
+        b"best_of", b"documents", b"input", b"inputs", b"instances", b"instructions", b"max_completion_tokens",
+        b"max_output_tokens", b"max_tokens", b"messages", b"model", b"n", b"options", b"parameters",
+        b"previous_response_id", b"prompt", b"query", b"sampling_params", b"store", b"stream", b"stream_options",
+        b"system", b"text", b"text_input", b"texts", b"tools",
+    }
+)  # fmt: skip
+"""Members that wire formats read: kept however many others there are."""
+_TEXT = frozenset(
+    {
+        b"arguments", b"content", b"input", b"inputs", b"instructions", b"prompt", b"query", b"reasoning_content",
+        b"system", b"text", b"text_input", b"thinking",
+    }
+)  # fmt: skip
+"""Members whose strings are text, however they look; others may hold a picture or a sound."""
+_NOTHING = (0, 0)
+_BROKEN: Final = "the request body is not valid JSON: "
+
+
+def is_light(body: bytes) -> bool:
+    """Tell whether a body may be parsed at once."""
+    size = len(body)
+    if size <= SURELY_LIGHT:
+        return True
+    if size > PARSED_BYTES:
+        return False
+    return body.count(b",") + body.count(b"[") + body.count(b"{") <= PARSED_VALUES
+
+
+class Outline:
+    """Reads one body in steps. Nothing is known before `step` has returned True.
+
+    Raises BadRequest where brackets do not match, strings do not end, or there is more than may be: nesting beyond
+    MAX_DEPTH, or more than `max_values` values. What else is malformed is for the upstream to say.
+    """
+
+    __slots__ = (
+        "_abstract",
+        "_at",
+        "_body",
+        "_clip_at",
+        "_closers",
+        "_elements",
+        "_escaped",
+        "_in_string",
+        "_kept_bytes",
+        "_last",
+        "_lists",
+        "_max_values",
+        "_media",
+        "_member",
+        "_members",
+        "_others",
+        "_shown",
+        "_start",
+        "_string_at",
+        "_text_bytes",
+        "_value_end",
+        "understood",
+        "values",
+    )
+
+    def __init__(self, body: bytes, max_values: int) -> None:
+        self._body = body
+        self._max_values = max_values
+        self._at = 0
+        self._closers: list[int] = []
+        """What closes the brackets that are open, innermost last."""
+        self._in_string = False
+        self._string_at = 0
+        """Where the string began that is read, its quote included."""
+        self._escaped = 0
+        """1 if a backslash, itself not escaped, stands before the place from which a search goes on."""
+        self._last: tuple[int, int] = _NOTHING
+        """The latest string, without its quotes, while nothing but space and a colon has come after it."""
+        self._member: bytes | None = None
+        """The outermost member whose value is awaited or read, b"" for one of no interest; None between two."""
+        self._start = -1
+        """Where that value begins; -1 while it is awaited."""
+        self._value_end = -1
+        """Where it ends, space behind it left out; -1 while that is not known."""
+        self._clip_at = -1
+        """Where it is cut off, if it is longer; -1 when that is done."""
+        self._abstract = b""
+        """Its beginning, as a value of its own, once it was cut off."""
+        self._shown = 0
+        """How many elements of a list that holds."""
+        self._elements = 0
+        """Commas between the elements of the list that it is."""
+        self._members: dict[bytes, bytes] = {}
+        self._lists: dict[bytes, tuple[int, int]] = {}
+        """How many elements long lists have, and how many of those are kept."""
+        self._others = self._kept_bytes = self._text_bytes = self._media = 0
+        self.understood = True
+        """Whether it is an object at all, and not compressed or something else."""
+        self.values = 0
+        """Commas and containers so far."""
+
+    # -- reading -------------------------------------------------------------------------------------------
+
+    def step(self, units: int) -> bool:
+        """Read on for about `units` tokens, or 4 KiB that hold none for each. Returns whether that was all."""
+        body, size = self._body, len(self._body)
+        if self._at == 0:
+            first = _end_of_space(body, 0, min(size, _WINDOW))
+            if first >= size or body[first] != _OPENING_OBJECT:
+                self.understood = False
+                return True
+            self._closers.append(_CLOSING_OBJECT)
+            self._at = first + 1
+        while units > 0:
+            began = self._at
+            if not self._closers:
+                if began >= size:
+                    return True
+                self._at = _end_of_space(body, began, min(size, began + _WINDOW))
+                if self._at == began:
+                    raise BadRequest(_BROKEN + "it goes on behind its end", code="invalid_json")
+            elif began >= size:
+                raise BadRequest(_BROKEN + "it ends too early", code="invalid_json")
+            elif self._in_string:
+                self._string(body, size)
+            else:
+                self._outside(body, size)
+            units -= 1 + (self._at - began) // _UNIT
+        return False
+
+    def _outside(self, body: bytes, size: int) -> None:
+        """Go on behind the next bracket or quote, at most a window away."""
+        at = self._at
+        end = min(size, at + _WINDOW)
+        found = _TOKEN.search(body, at, end)
+        token: int = end if found is None else found.start()
+        if token > at:
+            self._gap(body, at, token)
+        if found is None:
+            self._at = end
+            return
+        if 0 <= self._clip_at <= token:
+            self._clip(body)
+        self._at = token + 1
+        kind, depth = body[token], len(self._closers)
+        if kind == _QUOTE:
+            if depth == 1 and self._start < 0 and self._member is not None:
+                self._begin(token)
+            self._in_string = True
+            self._string_at = token
+            self._escaped = 0
+        elif kind in (_OPENING_LIST, _OPENING_OBJECT):
+            if depth == 1 and self._start < 0:
+                self._begin(token)
+            if depth >= MAX_DEPTH:
+                raise BadRequest(f"the request body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+            self._closers.append(_CLOSING_LIST if kind == _OPENING_LIST else _CLOSING_OBJECT)
+            self._last = _NOTHING
+            self._count(1)
+        else:
+            if self._closers.pop() != kind:
+                raise BadRequest(_BROKEN + "its brackets do not match", code="invalid_json")
+            self._last = _NOTHING
+            if depth == 1:
+                self._close(body, token)
+            elif depth == 2:
+                self._value_end = token + 1
+
+    def _gap(self, body: bytes, at: int, token: int) -> None:
+        """Take in what stands between two tokens: numbers, words, commas, colons and space."""
+        commas = body.count(b",", at, token)
+        depth = len(self._closers)
+        if commas:
+            self._count(commas)
+            if depth == 2:
+                self._elements += commas
+        if depth == 1:
+            self._between(body, at, token, commas)
+        elif self._last[1] and (commas or body.find(b":", at, token) < 0):
+            self._last = _NOTHING
+
+    def _between(self, body: bytes, at: int, token: int, commas: int) -> None:
+        """Tell outermost members apart: a string is a name if a colon follows, and a comma ends a value."""
+        if self._start < 0:
+            if self._member is None:
+                colon = body.find(b":", at, token) if self._last[1] else -1
+                if colon < 0:
+                    return
+                self._name(body, *self._last)
+                at = colon + 1
+            at = _end_of_space(body, at, token)
+            if at < token:
+                # A number or a word; strings and containers begin with their token.
+                self._begin(at)
+                word = _WORD.match(body, at, token)
+                if word is not None and word.end() < token:
+                    self._value_end = word.end()
+        comma = body.find(b",", at, token) if commas else -1
+        if comma >= 0:
+            self._close(body, comma)
+
+    def _string(self, body: bytes, size: int) -> None:
+        """Go on behind the end of a string, or the next quote in it, at most a window away."""
+        at = self._at
+        end = min(size, at + _STRING_WINDOW)
+        quote = body.find(b'"', at, end)
+        stop = end if quote < 0 else quote
+        back = stop
+        while back > at and body[back - 1] == _BACKSLASH:
+            back -= 1
+            if stop - back == _UNIT:
+                back = at + len(body[at:back].rstrip(b"\\"))
+                break
+        self._escaped = (stop - back + (self._escaped if back == at else 0)) & 1
+        if quote < 0:
+            self._at = end
+            return
+        self._at = quote + 1
+        if self._escaped:
+            self._escaped = 0
+            return
+        if 0 <= self._clip_at <= quote:
+            self._clip(body)
+        self._in_string = False
+        self._ended(body, self._string_at + 1, quote)
+
+    def _ended(self, body: bytes, start: int, end: int) -> None:
+        """Take in a string that has ended."""
+        length = end - start
+        if length >= _LONG and self._is_medium(body, start):
+            self._media += 1
+        else:
+            self._text_bytes += length
+        if len(self._closers) == 1 and self._start >= 0:
+            self._last = _NOTHING
+            self._value_end = end + 1
+        else:
+            self._last = (start, end)
+
+    def _is_medium(self, body: bytes, start: int) -> bool:
+        """Tell a picture or a sound from text, by the member that it is and how it begins."""
+        name, before, after = self._member, self._last[0], self._last[1]
+        if after:
+            name = body[before:after] if after - before <= _MAX_NAME else None
+        elif len(self._closers) > 2:
+            name = None
+        if name in _TEXT:
+            return False
+        sample = body[start : start + _SAMPLE]
+        return sample.startswith(b"data:") or _BASE64.fullmatch(sample) is not None
+
+    def _count(self, values: int) -> None:
+        self.values += values
+        if self.values > self._max_values:
+            text = f"the request body holds more than {self._max_values} JSON values"
+            raise BadRequest(text, code="too_many_json_values")
+
+    # -- keeping -------------------------------------------------------------------------------------------
+
+    def _name(self, body: bytes, start: int, end: int) -> None:
+        """Take the name of an outermost member."""
+        name = body[start:end] if end - start <= _MAX_NAME else b""
+        if b"\\" in name:
+            try:
+                name = str(orjson.loads(b'"' + name + b'"')).encode()
+            except (orjson.JSONDecodeError, UnicodeEncodeError):
+                name = b""
+        self._member = name
+        self._last = _NOTHING
+
+    def _begin(self, at: int) -> None:
+        """The value of an outermost member begins."""
+        self._start = at
+        self._clip_at = at + CLIPPED
+        self._value_end = -1
+        self._abstract = b""
+        self._shown = self._elements = 0
+
+    def _clip(self, body: bytes) -> None:
+        """Keep the beginning of a value that goes on, closed as if it ended there."""
+        start, cut = self._start, self._clip_at
+        self._clip_at = -1
+        if start < 0 or self._member not in _WANTED:
+            return
+        closers = bytes(self._closers[:0:-1])
+        text = body[start:cut]
+        for candidate in _inside(text) if self._in_string else _outside(text):
+            try:
+                value = orjson.loads(candidate + closers)
+            except orjson.JSONDecodeError:
+                continue
+            self._abstract = candidate + closers
+            self._shown = len(value) if type(value) is list else 0
+            return
+
+    def _close(self, body: bytes, end: int) -> None:
+        """The value of an outermost member has ended."""
+        start, member = self._start, self._member
+        if self._value_end >= 0:
+            end = self._value_end
+        self._start = self._clip_at = -1
+        self._member = None
+        self._last = _NOTHING
+        if start < 0 or not member:
+            return
+        before = self._members.pop(member, None)
+        self._lists.pop(member, None)
+        if before is not None:
+            self._kept_bytes -= len(before)
+        elif member not in _WANTED:
+            self._others += 1
+            if self._others > _MAX_OTHERS or end - start > _TINY:
+                return
+        value = self._abstract if end - start > CLIPPED else body[start:end].strip()
+        if not value or (len(value) > _TINY and self._kept_bytes + len(value) > _KEPT_BYTES):
+            return
+        self._kept_bytes += len(value)
+        self._members[member] = value
+        if self._shown:
+            self._lists[member] = (self._elements + 1, self._shown)
+
+    # -- what was found ------------------------------------------------------------------------------------
+
+    @property
+    def abstract(self) -> bytes:
+        """A small body that says what the large one does; of one that is no object, the beginning."""
+        if not self.understood:
+            start = self._body[:_SAMPLE].lstrip()
+            return b"[]" if start[:1] == b"[" else start
+        members = [
+            b"%b:%b" % (orjson.dumps(name.decode("utf-8", "replace")), value) for name, value in self._members.items()
+        ]
+        whole = b"{%b}" % b",".join(members)
+        if is_light(whole):
+            return whole
+        return b"{%b}" % b",".join([member for member in members if len(member) <= _TINY])
+
+    @property
+    def tokens(self) -> int:
+        """The estimated tokens of all text and numbers, and of pictures as far as they can be told."""
+        return self._text_bytes // BYTES_PER_TOKEN + self.values + TOKENS_PER_MEDIUM * self._media + 1
+
+    def complete(self, call: Call, body: bytes) -> None:
+        """Make `call`, which was read from the abstract, one of the whole `body`: sent as it came, never merged."""
+        call.body = body
+        call.compat_key = None
+        if self.understood:
+            call.prompt_tokens = self.tokens
+        kept = call.extra.get("items")
+        if type(kept) is list:
+            for elements, shown in self._lists.values():
+                if len(kept) == shown:
+                    call.items = call.items * elements // shown
+        call.extra = {}
+
+
+def _end_of_space(body: bytes, at: int, end: int) -> int:
+    found = _SPACES.match(body, at, end)
+    return at if found is None else found.end()
+
+
+def _inside(text: bytes) -> list[bytes]:
+    """Return ways to end a value that was cut off inside a string."""
+    text = text.decode("utf-8", "ignore").encode()
+    whole = []
+    for _ in range(2):
+        # An escape may have been cut in two, and so may a pair of them.
+        slash = text.rfind(b"\\", max(0, len(text) - 6))
+        if slash >= 0:
+            text = text[:slash].rstrip(b"\\")
+        if not text.endswith(b'"'):
+            whole.append(text + b'"')
+    before = text[: max(0, text.rfind(b'"'))].rstrip(b" \t\r\n,")
+    return [*whole, before]
+
+
+def _outside(text: bytes) -> list[bytes]:
+    """Return ways to end a value that was cut off between two tokens."""
+    last = max(
+        text.rfind(b","), text.rfind(b'"'), text.rfind(b"["), text.rfind(b"{"), text.rfind(b"]"), text.rfind(b"}")
+    )
+    if last < 0:
+        return []
+    whole = text[:last] if text[last] == _COMMA else text[: last + 1]
+    return [whole, text[: max(0, text.rfind(b","))]]
