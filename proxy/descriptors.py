@@ -7,11 +7,11 @@ import resource
 
 from proxy.config.model import Config
 
-__all__ = ["needed", "raise_limit"]
+__all__ = ["let_in", "needed", "raise_limit"]
 
 _LOG = logging.getLogger("trimtab")
 _OTHERS = 128
-"""Listeners, logs, the state file, admin connections, and what the interpreter has open."""
+"""Listeners, logs, the state file, probes, and what the interpreter has open."""
 
 
 def needed(config: Config) -> int:
@@ -20,7 +20,21 @@ def needed(config: Config) -> int:
     Each of theirs has one to an upstream; more to upstreams are kept than there are clients only while idle.
     """
     upstreams = sum(pool.connections.max * len(pool.upstreams) for pool in config.pools)
-    return config.limits.max_connections + min(upstreams, config.limits.max_connections) + _OTHERS
+    clients = config.limits.max_connections
+    return clients + min(upstreams, clients) + config.admin.max_connections + _OTHERS
+
+
+def let_in(config: Config, limit: int) -> int:
+    """Return how many client connections fit under `limit`, at most as many as `config` allows, but 1.
+
+    A descriptor for an upstream is kept for each, so that no crowd of clients can take those; and the admin listener
+    has its own. A process that had none left could accept nobody, and could tell nobody.
+    """
+    wanted = config.limits.max_connections
+    short = needed(config) - limit
+    if short <= 0 or limit == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, (limit - config.admin.max_connections - _OTHERS) // 2))
 
 
 def raise_limit(wanted: int) -> int:
@@ -33,7 +47,7 @@ def raise_limit(wanted: int) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (reached, hard))
     if reached < wanted:
         _LOG.warning(
-            "only %d files may be open, limits.max_connections needs %d: beyond that requests are refused with 503; "
+            "only %d files may be open, limits.max_connections needs %d: fewer clients are let in; "
             "raise it with `ulimit -n`, LimitNOFILE of systemd or --ulimit nofile of Docker",
             reached,
             wanted,

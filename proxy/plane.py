@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import socket
 from collections.abc import Mapping
 from time import monotonic, perf_counter
@@ -17,6 +18,7 @@ from proxy.access_log import AccessLog
 from proxy.clock import Clock, Timer
 from proxy.config.model import Config, PoolConfig
 from proxy.control import WHOLE, Control, Share
+from proxy.descriptors import let_in
 from proxy.handler import Handler
 from proxy.incoming import Limits
 from proxy.keys import Keyring
@@ -311,11 +313,15 @@ def _request_limits(config: Config, share: Share) -> Limits:
 
 def _server_limits(config: Config, share: Share) -> ServerLimits:
     limits = config.limits
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return ServerLimits(
         max_header_line_bytes=limits.max_header_line_bytes,
         max_headers=limits.max_headers,
-        max_connections=share.part(limits.max_connections),
+        max_connections=min(share.part(limits.max_connections), let_in(config, open_files)),
         keepalive_timeout_s=limits.keepalive_timeout_s,
+        head_timeout_s=limits.head_timeout_s,
+        answer_timeout_s=limits.answer_timeout_s,
+        min_rate_bytes=limits.min_rate_bytes,
     )
 
 

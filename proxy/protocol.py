@@ -44,10 +44,22 @@ class ClientProtocol(RequestHandler):
     requests that are stuck (`proxy.flight`), that a slow client holds up, or that only aiohttp can read.
     """
 
-    __slots__ = ("_flight", "_held", "_opening", "_owed", "_patience", "_repeat", "seen", "slow", "trailers")
+    __slots__ = (
+        "_flight",
+        "_head_s",
+        "_held",
+        "_opening",
+        "_owed",
+        "_patience",
+        "_repeat",
+        "seen",
+        "slow",
+        "trailers",
+    )
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, head_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._head_s = head_timeout_s
         self.seen: RequestFields | None = None
         """The fields of the connection's latest request."""
         self.slow = False
@@ -64,6 +76,44 @@ class ClientProtocol(RequestHandler):
         """The request that is served; there is one at a time."""
         self.trailers: TrailerScanner | None = None
         """Looks for the trailer fields that the latest request has announced; None where it has not."""
+
+    # -- coming and going ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over a connection that has begun to speak: its first head has its own time."""
+        super().connection_made(transport)
+        self._close_at(self._loop.time() + self._head_s)
+
+    def idle_since(self) -> float | None:
+        """Return when the latest request was over, or the connection taken over; None while there is a request."""
+        waiter = self._waiter
+        if self._flight is not None or self._messages or self._upgraded or waiter is None or waiter.done():
+            return None
+        return self._next_keepalive_close_time - self._keepalive_timeout
+
+    def step_out(self) -> bool:
+        """Give the transport up without closing it, if nothing of a message has come. Returns whether it did."""
+        if self._repeat is None or self._owed or self._held or self._close or self._force_close:
+            return False
+        if self.slow or self._reading_paused or self._buffer_paused:
+            return False
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+        manager, task = self._manager, self._task_handler
+        if manager is not None:
+            manager._connections.pop(self, None)
+        self.transport = self._manager = self._request_handler = self._request_factory = self._parser = None
+        self._task_handler = self._keepalive_handle = None
+        if task is not None:
+            task.cancel()
+        return True
+
+    def _close_at(self, when: float) -> None:
+        """Close the connection at `when`, unless a request has come by then."""
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+        self._next_keepalive_close_time = when
+        self._keepalive_handle = self._loop.call_at(when, self._process_keepalive)
 
     # -- what comes in -------------------------------------------------------------------------------------
 
@@ -263,6 +313,9 @@ class ClientProtocol(RequestHandler):
     def _rest(self) -> None:
         """The connection may carry the next request, and closes when none comes."""
         self._clear()
+        manager: Any = self._manager
+        if manager is not None:
+            manager.rested = True
         self._keepalive = True
         closes_at = self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._keepalive_handle is None:

@@ -7,10 +7,11 @@ import socket
 import ssl
 from typing import Any, cast
 
-from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from proxy.doorstep import Doorstep, Listening, Patience
 from proxy.handler import Handler
+from proxy.held import UPLOAD_BYTES
 from proxy.protocol import ClientProtocol
 from proxy.reply import head_bytes
 
@@ -38,7 +39,15 @@ _HANDSHAKE_S = 10.0
 class ServerLimits:
     """What one client connection may do (bytes, counts, seconds)."""
 
-    __slots__ = ("keepalive_timeout_s", "max_connections", "max_header_line_bytes", "max_headers")
+    __slots__ = (
+        "answer_timeout_s",
+        "head_timeout_s",
+        "keepalive_timeout_s",
+        "max_connections",
+        "max_header_line_bytes",
+        "max_headers",
+        "min_rate_bytes",
+    )
 
     def __init__(
         self,
@@ -47,29 +56,28 @@ class ServerLimits:
         max_headers: int = 128,
         max_connections: int = 10_000,
         keepalive_timeout_s: float = 75.0,
+        head_timeout_s: float = 30.0,
+        answer_timeout_s: float = 60.0,
+        min_rate_bytes: int = 500,
     ) -> None:
         self.max_header_line_bytes = max_header_line_bytes
         self.max_headers = max_headers
         self.max_connections = max_connections
         self.keepalive_timeout_s = keepalive_timeout_s
+        self.head_timeout_s = head_timeout_s
+        self.answer_timeout_s = answer_timeout_s
+        self.min_rate_bytes = min_rate_bytes
 
 
-class _Server(web.Server):
-    """Makes protocols, up to a number of open connections."""
+class _Server(Listening):
+    """Makes protocols for connections that speak."""
 
-    def __init__(self, handler: Handler, max_connections: int, **options: Any) -> None:
+    def __init__(self, handler: Handler, head_timeout_s: float, **options: Any) -> None:
         super().__init__(cast(Any, handler), handler_cancellation=True, **options)
-        self._max_connections = max_connections
+        self._head_timeout_s = head_timeout_s
 
     def __call__(self) -> RequestHandler:
-        return ClientProtocol(self, loop=self._loop, **self._kwargs)
-
-    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
-        if len(self._connections) >= self._max_connections:
-            transport.write(_FULL)
-            transport.close()
-            return
-        super().connection_made(handler, transport)
+        return ClientProtocol(self, loop=self._loop, head_timeout_s=self._head_timeout_s, **self._kwargs)
 
 
 class DataServer:
@@ -79,7 +87,7 @@ class DataServer:
         limits = limits or ServerLimits()
         self._server = _Server(
             handler,
-            limits.max_connections,
+            min(limits.head_timeout_s, limits.keepalive_timeout_s),
             access_log=None,
             auto_decompress=False,
             keepalive_timeout=limits.keepalive_timeout_s,
@@ -87,7 +95,16 @@ class DataServer:
             max_line_size=limits.max_header_line_bytes,
             max_field_size=limits.max_header_line_bytes,
             max_headers=limits.max_headers,
+            read_bufsize=UPLOAD_BYTES // 2,
         )
+        patience = Patience(
+            max_connections=limits.max_connections,
+            idle_s=limits.keepalive_timeout_s,
+            answer_s=limits.answer_timeout_s,
+            min_rate=limits.min_rate_bytes,
+        )
+        self.doorstep = Doorstep(self._server, patience, _FULL, "the listener for clients")
+        """Where connections are while they carry nothing."""
         self._handshake_s = min(limits.keepalive_timeout_s, _HANDSHAKE_S)
         self._listening: asyncio.Server | None = None
         self.port = 0
@@ -105,7 +122,7 @@ class DataServer:
         """Bind and listen. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(
-            self._server,
+            self.doorstep,
             host,
             port,
             backlog=backlog,
@@ -119,7 +136,7 @@ class DataServer:
         """Listen on a socket that was bound beforehand."""
         loop = asyncio.get_running_loop()
         self._listening = await loop.create_server(
-            self._server,
+            self.doorstep,
             sock=sock,
             backlog=backlog,
             ssl=tls,
@@ -136,6 +153,7 @@ class DataServer:
     async def stop(self, *, patience_s: float = 0.0) -> None:
         """Stop listening; close idle connections now, and the others after `patience_s`."""
         self.stop_listening()
+        self.doorstep.close()
         self._server.pre_shutdown()
         # aiohttp takes 0 for "without a limit".
         await self._server.shutdown(max(patience_s, 0.001))

@@ -11,7 +11,7 @@ from aiohttp import web
 
 from proxy.config.errors import Problem
 
-__all__ = ["CONTENT_TYPE", "ApiError", "field_error", "problem_response"]
+__all__ = ["CONTENT_TYPE", "ApiError", "field_error", "problem_body", "problem_response"]
 
 CONTENT_TYPE = "application/problem+json"
 
@@ -50,8 +50,8 @@ def field_error(field: str, message: str, **more: Any) -> ApiError:
     return ApiError(422, f"{field}: {message}", errors=[{"field": field, "message": message, **more}])
 
 
-def problem_response(error: ApiError) -> web.Response:
-    """Write `error` as application/problem+json."""
+def problem_body(error: ApiError) -> bytes:
+    """Return `error` as a problem document."""
     body: dict[str, Any] = {
         "type": "about:blank",
         "title": HTTPStatus(error.status).phrase,
@@ -60,6 +60,11 @@ def problem_response(error: ApiError) -> web.Response:
     }
     if error.errors:
         body["errors"] = error.errors
+    return json.dumps(body).encode()
+
+
+def problem_response(error: ApiError) -> web.Response:
+    """Write `error` as application/problem+json."""
     return web.Response(
-        status=error.status, headers=error.headers, body=json.dumps(body).encode(), content_type=CONTENT_TYPE
+        status=error.status, headers=error.headers, body=problem_body(error), content_type=CONTENT_TYPE
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -17,6 +18,7 @@ from proxy.config.errors import problems_of
 
 __all__ = ["HOLDER", "actor_of", "integer", "moment", "read_body", "require_match", "seconds"]
 
+_BODY_S = 10.0
 _S = TypeVar("_S", bound=Section)
 _JSON = frozenset({"application/json", "application/merge-patch+json"})
 _DECIMAL = re.compile(r"^[0-9]{1,12}(\.[0-9]{1,9})?$")
@@ -29,7 +31,13 @@ async def read_body(request: web.Request, schema: type[_S]) -> _S:
     """Return the JSON body as `schema`. Raises ApiError 400, 415 or 422."""
     if request.content_type not in _JSON:
         raise ApiError(415, "The body must be application/json.", headers={"Accept-Patch": ", ".join(sorted(_JSON))})
-    raw = await request.read()
+    try:
+        async with asyncio.timeout(_BODY_S):
+            raw = await request.read()
+    except TimeoutError:
+        raise ApiError(
+            400, f"The body did not arrive within {_BODY_S:g} s.", headers={"Connection": "close"}
+        ) from None
     try:
         data = json.loads(raw, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:

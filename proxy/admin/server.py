@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import socket
@@ -17,11 +18,13 @@ from proxy.admin.events import EventsApi
 from proxy.admin.openapi import OPERATIONS, document
 from proxy.admin.operator import Operator
 from proxy.admin.pages import add_console
-from proxy.admin.problem import ApiError, problem_response
+from proxy.admin.problem import ApiError, problem_body, problem_response
 from proxy.admin.requests import actor_of
 from proxy.admin.system import SystemApi
 from proxy.admin.trials import TrialsApi
 from proxy.config.model import AdminConfig
+from proxy.doorstep import Doorstep, Listening, Patience
+from proxy.reply import head_bytes
 from proxy.tls import server_context
 
 __all__ = ["GROUPS", "AdminServer", "make_app"]
@@ -31,6 +34,21 @@ GROUPS = (PoolsApi, TrialsApi, SystemApi, EventsApi)
 
 _MAX_LINE = 8190
 """Bytes of a line of a request's head that aiohttp reads at most."""
+_HEAD_S = 10.0
+"""From a connection's first byte to the end of its first head."""
+_IDLE_S = 75.0
+"""For so long a connection may carry nothing."""
+_ANSWER_S = 30.0
+"""For so long a client may take nothing of its answer."""
+_MIN_RATE = 500
+"""Bytes a second that it must take then."""
+_FULL = problem_body(ApiError(503, "All connections of the admin API are in use."))
+_REFUSAL = (
+    head_bytes(
+        503, None, b"Content-Type: application/problem+json\r\nRetry-After: 1\r\n", length=len(_FULL), close=True
+    )
+    + _FULL
+)
 _LOG = logging.getLogger("trimtab.admin")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -86,20 +104,58 @@ class AdminServer:
         app = make_app(operator, config)
         self.tls = None if config.tls is None else server_context(config.tls)
         """What connections are secured with; None for plain http."""
-        self._runner = _Runner(app, access_log=None, logger=_wire_log(), shutdown_timeout=1.0)
+        self._runner = _Runner(
+            app, access_log=None, logger=_wire_log(), shutdown_timeout=1.0, keepalive_timeout=_IDLE_S
+        )
+        self._patience = Patience(
+            max_connections=config.max_connections, idle_s=_IDLE_S, answer_s=_ANSWER_S, min_rate=_MIN_RATE
+        )
+        self._doorstep: Doorstep | None = None
+        self._listening: asyncio.Server | None = None
 
     async def start(self, sock: socket.socket) -> None:
         """Begin to answer."""
         await self._runner.setup()
-        await web.SockSite(self._runner, sock, ssl_context=self.tls).start()
+        server = self._runner.server
+        assert isinstance(server, Listening)
+        self._doorstep = Doorstep(server, self._patience, _REFUSAL, "the admin listener")
+        self._listening = await asyncio.get_running_loop().create_server(
+            self._doorstep,
+            sock=sock,
+            ssl=self.tls,
+            ssl_handshake_timeout=None if self.tls is None else _HEAD_S,
+        )
 
     async def stop(self) -> None:
         """Stop listening and close every connection."""
+        if self._listening is not None:
+            self._listening.close()
+        if self._doorstep is not None:
+            self._doorstep.close()
         await self._runner.cleanup()
 
 
 class _Protocol(RequestHandler):
     """A connection on which what cannot be read is answered with a problem document, too."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Take over a connection that has begun to speak: its first head has its own time."""
+        super().connection_made(transport)
+        if self._keepalive_handle is not None:
+            self._keepalive_handle.cancel()
+        self._next_keepalive_close_time = self._loop.time() + _HEAD_S
+        self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+
+    def idle_since(self) -> float | None:
+        """Return when the latest request was over, or the connection taken over; None while there is a request."""
+        waiter = self._waiter
+        if self._current_request is not None or self._messages or waiter is None or waiter.done():
+            return None
+        return self._next_keepalive_close_time - self._keepalive_timeout
+
+    def step_out(self) -> bool:
+        """Stay: there are few enough connections for each to keep its parser."""
+        return False
 
     def handle_error(
         self,
@@ -121,7 +177,7 @@ class _Protocol(RequestHandler):
         return answer
 
 
-class _Server(web.Server):
+class _Server(Listening):
     """Makes our protocols."""
 
     def __call__(self) -> RequestHandler:

@@ -122,6 +122,13 @@ class AdminConfig(Section):
         description="Tokens of several people or programs, each with a name.",
     )
     max_body_bytes: int = Field(default=65_536, ge=1_024, le=16_777_216, description="Largest request body.")
+    max_connections: int = Field(
+        default=256,
+        ge=8,
+        le=65_536,
+        description="Open connections. For one more, the one that has been idle for longest is closed; where none is "
+        "idle it is refused with 503.",
+    )
     tls: ListenTlsConfig | None = Field(default=None, description="Serve https; without it, http.")
 
     @model_validator(mode="after")
