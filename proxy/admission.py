@@ -34,12 +34,12 @@ class Admission:
         self._queue = queue
         self._judge = judge
 
-    def refusal(self, job: Job, klass: str, now: float, load: Load) -> Outcome | None:
-        """Return why `job` may not queue, or None when it may."""
+    def refusal(self, job: Job, klass: str, now: float, load: Load, *, lenient: bool = False) -> Outcome | None:
+        """Return why `job` may not queue, or None when it may. `lenient`: only bounds hold, no prediction does."""
         full = self._queue.full_for(klass)
         if full is not None:
             return QueueFull(after_s=self._judge.retry_after_s(now, load), klass=full or None)
         verdict = self._judge.admit(job, now, load)
-        if verdict.admitted:
+        if verdict.admitted or lenient:
             return None
         return Infeasible(after_s=verdict.retry_after_s, why=verdict.reason)

@@ -190,7 +190,7 @@ class Answering:
                 timed_out = error is not None and error.is_timeout
                 ticket.ended(Result.TIMEOUT if timed_out else Result.FAILED, exchange.status)
                 if exchange.fault is None:
-                    pool.group.broke(endpoint)
+                    pool.group.broke(endpoint, exchange)
             elif relay.done:
                 ticket.ended(_result_of(exchange.status), exchange.status)
 

@@ -97,6 +97,7 @@ class Asking(Answering):
             deadline = arrival + span
             if deadline < give_up:
                 give_up = deadline
+        ticket.give_up = give_up
         ticket.job = job = Job(
             ticket.id,
             arrival,

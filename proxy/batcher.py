@@ -138,7 +138,18 @@ class Window:
 class GateBatcher:
     """Lets sequences through while fewer than `max_batch_size` are in flight."""
 
-    __slots__ = ("_clock", "_controller", "_grant", "_load", "_queue", "_window", "draining", "held_back", "inflight")
+    __slots__ = (
+        "_clock",
+        "_controller",
+        "_grant",
+        "_load",
+        "_queue",
+        "_window",
+        "ceiling",
+        "draining",
+        "held_back",
+        "inflight",
+    )
 
     def __init__(
         self,
@@ -157,6 +168,8 @@ class GateBatcher:
         self._window = Window(clock, self.poke)
         self.inflight = 0
         """Sequences let through and not yet released."""
+        self.ceiling = 1 << 30
+        """No more than these may be in flight, whatever the cap: upstreams are away, or only just back."""
         self.held_back = False
         """Whether the cap kept somebody waiting since this was last cleared."""
         self.draining = False
@@ -170,7 +183,10 @@ class GateBatcher:
         """Let a newcomer straight through, if nobody waits, a slot is free and there is nothing to wait for."""
         controller = self._controller
         setpoints = controller.setpoints
-        if self.inflight >= setpoints.max_batch_size or (self._queue.items and self._queue.lane(GATE) is not None):
+        inflight = self.inflight
+        if inflight >= setpoints.max_batch_size or inflight >= self.ceiling:
+            return False
+        if self._queue.items and self._queue.lane(GATE) is not None:
             return False
         held = setpoints.window_ms > 0.0 and not express and not self.draining
         if (held and controller.window_s(now, load) > 0.0) or controller.choose((job,), now, load).take != 1:
@@ -192,9 +208,10 @@ class GateBatcher:
     def poke(self) -> None:
         """Something changed: let through whoever can go now."""
         while (lane := self._queue.lane(GATE)) is not None:
-            free = self._controller.setpoints.max_batch_size - self.inflight
+            cap = self._controller.setpoints.max_batch_size
+            free = min(cap, self.ceiling) - self.inflight
             if free <= 0:
-                self.held_back = True
+                self.held_back = self.held_back or self.inflight >= cap
                 self._window.since = None
                 return
             now = self._clock.now()
@@ -222,6 +239,12 @@ class GateBatcher:
         """Let the head of the lane through. Returns whether to look again."""
         mixed = 0 < lane.express < len(lane)
         candidates = lane.first(free + (_FURTHER if mixed else _MORE))
+        if self._queue.spared:
+            spared = [waiting for waiting in candidates if waiting.spared][:free]
+            for waiting in spared:
+                self._let(waiting, closed_by)
+            if spared:
+                return True
         choice = self._controller.choose([waiting.job for waiting in candidates], now, load)
         going = [candidates[index] for index in choice.sent(len(candidates))[:free]]
         for index in choice.shed:
@@ -230,13 +253,16 @@ class GateBatcher:
             # With nothing in flight no event would ever come back to those who wait.
             going = candidates[:1]
         for waiting in going:
-            if waiting.lane is not None:
-                self._queue.serve(waiting)
-                self.inflight += 1
-                self._grant(waiting, closed_by)
+            self._let(waiting, closed_by)
         if len(going) + len(choice.shed) < len(candidates):
             self.held_back = True
         return bool(going or choice.shed)
+
+    def _let(self, waiting: Waiting, closed_by: ClosedBy) -> None:
+        if waiting.lane is not None:
+            self._queue.serve(waiting)
+            self.inflight += 1
+            self._grant(waiting, closed_by)
 
 
 def when_due(lane: Lane, window: float) -> tuple[float, ClosedBy]:

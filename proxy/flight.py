@@ -10,12 +10,12 @@ from time import monotonic
 from typing import Final
 
 from proxy.asking import Asking
-from proxy.fallback import cause_of
+from proxy.fallback import cause_of, is_nobody_there
 from proxy.incoming import Incoming
 from proxy.lease import Lease
 from proxy.matching import Candidate
 from proxy.merging import outcome_of
-from proxy.outcome import BadInput, BodyTooLarge, Draining, InternalFault, NoRoute, Refused, UpstreamBusy
+from proxy.outcome import BadInput, BodyTooLarge, Draining, InternalFault, NoRoute, NoUpstream, Refused, UpstreamBusy
 from proxy.pool import Pool
 from proxy.rules import ClassRules
 from proxy.service import Service
@@ -53,13 +53,15 @@ class Flight(Asking):
     hears of both turns, being stuck and being over, by `moved`.
     """
 
-    __slots__ = ("_exchange", "_lease", "_outbound", "_rest", "_route", "_turn", "over")
+    __slots__ = ("_exchange", "_home", "_lease", "_outbound", "_rest", "_route", "_turn", "over")
 
     def __init__(self, service: Service, incoming: Incoming, transport: asyncio.Transport, ticket: Ticket) -> None:
         super().__init__(service, incoming, transport, ticket)
         self._lease: Lease | None = None
         self._outbound: Outgoing | None = None
         self._exchange: Exchange | None = None
+        self._home: Pool | None = None
+        """The pool that it is for, whichever takes it in the end."""
         self._route: Route | None = None
         """What is asked, once a pool was found for it."""
         self._turn: MergeTurn | None = None
@@ -210,7 +212,7 @@ class Flight(Asking):
 
     def _ask(self, candidate: Candidate) -> None:
         """Have the candidate's upstreams asked. Raises Refused."""
-        self.pool = candidate.pool
+        self.pool = self._home = candidate.pool
         if self.incoming.fields.wishes:
             self._check_wishes(candidate.pool)
         self._route = candidate.route
@@ -221,6 +223,8 @@ class Flight(Asking):
         rules = self._classify(pool)
         if pool.affinity is not None:
             self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
+        if pool.holding.on and pool.holding.elsewhere():
+            raise Refused(NoUpstream())
         if self.call is not None and pool.terms.mergeable(self.call):
             self._share(pool, rules)
         elif route.queued:
@@ -235,7 +239,7 @@ class Flight(Asking):
         if self.call is not None and len(self.call.body) > _FEW_BYTES:
             # What waits, and what an upstream takes its time over, is the body alone.
             self.call.forget()
-        if pool.terms.keepalive_s is not None:
+        if pool.terms.keepalive_s is not None and self.keepalive is None:
             self._keep_alive(pool.terms.keepalive_s, outgoing)
         lease = self._lease = pool.admit(self.ticket, tokens, express=rules.express)
         if lease is None:
@@ -251,10 +255,23 @@ class Flight(Asking):
 
     def _pass_by(self, pool: Pool, rules: ClassRules) -> None:
         """Take no slot: this is no work for an accelerator."""
-        ticket = self.ticket
-        ticket.queued = False
+        self.ticket.queued = False
         if self.visit is not None:
             self.visit.admit(0.0, monotonic())
+        if pool.holding.on:
+            self.ticket.give_up = self._until(pool)
+            self._rest = partial(self._wait_outside, pool, rules)
+        else:
+            self._go(pool, rules)
+
+    async def _wait_outside(self, pool: Pool, rules: ClassRules) -> None:
+        """Go on once an upstream is there."""
+        await pool.holding.outside(self.ticket.arrival, self.ticket.give_up)
+        self._go(pool, rules)
+
+    def _go(self, pool: Pool, rules: ClassRules) -> None:
+        """Call an upstream without a slot. Raises Refused."""
+        ticket = self.ticket
         lease = self._lease = pool.unqueued(ticket.affinity)
         ticket.dispatched = monotonic()
         ticket.generation = pool.controller.setpoints.generation
@@ -375,6 +392,8 @@ class Flight(Asking):
         """Ask another pool where there is one for that; else tell the client what went wrong, and end."""
         if isinstance(error, Refused | UpstreamError) and self._route is not None:
             unsolved = self._fall_back(self._route, error)
+            if unsolved is not None:
+                unsolved = self._hold_on(self._route, unsolved)
             if unsolved is None:
                 if self._rest is not None:
                     self.incoming.protocol.moved()
@@ -411,7 +430,33 @@ class Flight(Asking):
                 error = next_error
         return error
 
+    def _hold_on(self, route: Route, error: Refused | UpstreamError) -> Refused | UpstreamError | None:
+        """Wait for an upstream to come back, where none could be reached. Returns what is to be told the client."""
+        home = self._home
+        while home is not None and self.pool is not None and not self.started and is_nobody_there(error):
+            nobody = isinstance(error, Refused) and isinstance(error.outcome, NoUpstream)
+            if not home.holding.on and (nobody or self.pool is not home):
+                break
+            if not home.holding.patient(self.ticket.arrival, self.ticket.give_up):
+                break
+            self._let_go()
+            self.pool.put_back(self.ticket)
+            self.pool = home
+            try:
+                self._through(home, route)
+                return None
+            except (Refused, UpstreamError) as next_error:
+                error = next_error
+        return error
+
     def _give_back(self) -> None:
+        """Give back what was taken of the pool and its upstreams, and write nothing into silences any more."""
+        self._let_go()
+        if self.keepalive is not None:
+            self.keepalive.stop()
+            self.keepalive = None
+
+    def _let_go(self) -> None:
         """Give back what was taken of the pool and its upstreams."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
@@ -423,9 +468,6 @@ class Flight(Asking):
         if lease is not None:
             self.ticket.upstream = lease.endpoint.name
             lease.release()
-        if self.keepalive is not None:
-            self.keepalive.stop()
-            self.keepalive = None
 
     def _finish(self) -> None:
         """Give back what was taken, and let the pool sum the request up. Safe to call again."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final, NamedTuple
 
 from proxy.pool import Pool
@@ -31,6 +32,8 @@ class RouteTable:
         self.pools = tuple(pools)
         self._by_name = {pool.name: pool for pool in self.pools}
         self._by_path: dict[tuple[str, str], tuple[Candidate, ...]] = {}
+        for pool in self.pools:
+            pool.holding.elsewhere = partial(self._is_elsewhere, pool)
 
     def candidates(self, method: str, path: str) -> tuple[Candidate, ...]:
         """Return the pools that take `path`, in order."""
@@ -47,9 +50,19 @@ class RouteTable:
         return found
 
     def fallback(self, pool: Pool, cause: str) -> Pool | None:
-        """Return the pool that takes what `pool` cannot because of `cause`; None when there is none."""
-        wanted = pool.config.fallback
-        return self._by_name.get(wanted.pool) if wanted is not None and cause in wanted.on else None
+        """Return the pool that takes what `pool` cannot because of `cause`; None when there is none.
+
+        One that has no upstream to ask is passed over for the one that takes what it cannot.
+        """
+        while True:
+            wanted = pool.config.fallback
+            other = self._by_name.get(wanted.pool) if wanted is not None and cause in wanted.on else None
+            if other is None or not other.holding.on:
+                return other
+            pool, cause = other, "no_upstream"
+
+    def _is_elsewhere(self, pool: Pool) -> bool:
+        return pool.config.fallback is not None and self.fallback(pool, "no_upstream") is not None
 
     def known_paths(self) -> str:
         """Say which paths are taken."""

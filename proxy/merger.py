@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from controller.load import Load
+from controller.verdict import Choice
 from policies.heap import Handle, JobHeap
 from policies.packing import pack
 from proxy.batcher import EPSILON_S, ClosedBy, Former, Window, when_due
@@ -157,7 +158,12 @@ class MergeBatcher:
         cap = setpoints.max_batch_size
         # More than fit are shown, so that those who can no longer make it do not leave a hole.
         shown = lane.first(2 * cap + _MORE)
-        choice = self._controller.choose([waiting.job for waiting in shown], now, load)
+        spared = [waiting for waiting in shown if waiting.spared] if self._queue.spared else ()
+        if spared:
+            shown = spared
+            choice = Choice(len(shown), ())
+        else:
+            choice = self._controller.choose([waiting.job for waiting in shown], now, load)
         going = [shown[index] for index in choice.sent(len(shown))]
         for index in choice.shed:
             self._queue.drop(shown[index], Drop.SHED)

@@ -20,6 +20,7 @@ from proxy.batcher import ClosedBy, Former, GateBatcher, Plain
 from proxy.clock import Clock
 from proxy.config.model import PoolConfig
 from proxy.control import WHOLE, Share
+from proxy.holding import Holding
 from proxy.hooks import Hooks, NullHooks
 from proxy.lease import Lease, LeaseBook
 from proxy.merge_runs import MergeRuns
@@ -109,6 +110,13 @@ class Pool:
             hooks=self.hooks, clock=clock, on_freed=self.merge.poke,
         )  # fmt: skip
         """The merged calls that are under way."""
+        self.holding = Holding(
+            self.group.endpoints, clock, queue=self.queue, gate=self.gate, slots=slots,
+            limit=share.part(config.queue.max_requests), patience_s=lambda: self.terms.upstream_wait_s,
+            poke=self.knobs_changed,
+        )  # fmt: skip
+        """What becomes of requests while no upstream is there."""
+        self.group.on_trouble = self._upstream_changed
         self.admission = Admission(self.queue, self.controller)
         self._gated = self.controller.mode == "gate"
         self._slot_count = max(1, len(self.group.endpoints) * depth)
@@ -118,6 +126,7 @@ class Pool:
             interval_s=config.health.interval_ms / 1000.0,
             timeout_s=config.health.timeout_ms / 1000.0,
             on_change=self._health_changed,
+            urgent=lambda: self.holding.on,
         )
         self.affinity = affinity_of(config)
         """Reads what ties a request to one upstream; None where nothing does."""
@@ -213,7 +222,7 @@ class Pool:
         assert job is not None
         now = self._clock.now()
         load = self.load(now)
-        refusal = self.admission.refusal(job, ticket.klass, now, load)
+        refusal = self.admission.refusal(job, ticket.klass, now, load, lenient=self.holding.on)
         if refusal is not None:
             raise Refused(refusal)
         if not self.gate.try_enter(job, express, now, load):
@@ -246,7 +255,7 @@ class Pool:
     def join(self, turn: MergeTurn, key: Hashable) -> None:
         """Let a newcomer wait for its part of a merged call; it is told when that is there. Raises Refused."""
         now = self._clock.now()
-        refusal = self.admission.refusal(turn.job, turn.klass, now, self.load(now))
+        refusal = self.admission.refusal(turn.job, turn.klass, now, self.load(now), lenient=self.holding.on)
         if refusal is not None:
             turn.gone = True
             raise Refused(refusal)
@@ -262,11 +271,15 @@ class Pool:
         """Return what it means for the client that `turn` got no answer."""
         return turn.outcome if turn.outcome is not None else self._refusal(turn.why)
 
-    def passed_on(self, ticket: Ticket, to: str, cause: str) -> None:
-        """Forget a request that another pool takes after this one could not: it is observed there."""
+    def put_back(self, ticket: Ticket) -> None:
+        """Forget a request that found nobody to ask: it comes again, here or elsewhere."""
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.completed(ticket.job, 0)
         ticket.start_again()
+
+    def passed_on(self, ticket: Ticket, to: str, cause: str) -> None:
+        """Forget a request that another pool takes after this one could not: it is observed there."""
+        self.put_back(ticket)
         self.hooks.fell_back(self.name, to, cause)
 
     def finished(self, ticket: Ticket) -> Observation:
@@ -285,6 +298,7 @@ class Pool:
 
     def expect_upstreams(self) -> None:
         """Find out at once which upstreams are there, and soon which come."""
+        self.holding.presence.look()
         self._prober.hurry()
 
     @property
@@ -297,11 +311,13 @@ class Pool:
         endpoint = self._leaving.find(url)
         decision = note_drain(self.controller, endpoint.name, endpoint.draining, out, now, actor)
         self._leaving.set(endpoint, out, decision.id)
+        self.holding.presence.look()
         return decision
 
     def keep_out(self, urls: Iterable[str]) -> None:
         """Take exactly these upstreams out, as somebody else has decided."""
         self._leaving.keep_out(urls)
+        self.holding.presence.look()
 
     def _emptied(self, endpoint: Endpoint, decision: int) -> None:
         self.controller.decisions.resolve(decision, "it is empty")
@@ -317,6 +333,7 @@ class Pool:
         """Turn away whoever still waits and close what is idle."""
         self._prober.stop()
         self.signals.stop()
+        self.holding.stop()
         self.queue.drop_all(Drop.CLOSED)
         self.group.close()
 
@@ -324,6 +341,7 @@ class Pool:
         """Close everything now."""
         self._prober.stop()
         self.signals.stop()
+        self.holding.stop()
         self.queue.drop_all(Drop.CLOSED)
         self.runs.cancel()
         self.group.abort()
@@ -335,7 +353,13 @@ class Pool:
 
     def _health_changed(self, endpoint: Endpoint) -> None:
         log.warning("pool %s: upstream %s is %s", self.name, endpoint.name, endpoint.state(self._clock.now()).value)
+        self.holding.presence.look()
         self.knobs_changed()
+
+    def _upstream_changed(self) -> None:
+        """An upstream is ejected, accepts no connection, or does again."""
+        self.holding.presence.look()
+        self._prober.hurry()
 
     # -- inside --------------------------------------------------------------------------------------------
 
@@ -388,7 +412,7 @@ class Pool:
         """Return what being dropped means for the client."""
         now = self._clock.now()
         after = self.controller.retry_after_s(now, self.load(now))
-        if why is Drop.EXPIRED:
+        if why is Drop.EXPIRED and not self.holding.on:
             return DeadlinePassed(after_s=after)
         if why is Drop.SHED:
             return Shed(after_s=after)

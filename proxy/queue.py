@@ -36,7 +36,7 @@ class Drop(StrEnum):
 class Waiting:
     """One request's place in the queue. Subclasses say what happens when it is dropped."""
 
-    __slots__ = ("deadline", "express", "handle", "items", "job", "klass", "lane", "tokens")
+    __slots__ = ("deadline", "express", "handle", "items", "job", "klass", "lane", "spared", "tokens")
 
     def __init__(
         self,
@@ -58,6 +58,8 @@ class Waiting:
         """Whether it skips the window."""
         self.deadline = deadline
         """When it gives up waiting (monotonic seconds); inf for never."""
+        self.spared = False
+        """Whether having waited is not to be held against it."""
         self.lane: Lane | None = None
         self.handle: Handle[Waiting] | None = None
 
@@ -126,9 +128,11 @@ class WaitQueue:
         "_on_left",
         "_policy",
         "_serial",
+        "_sparing",
         "_timer",
         "_timer_at",
         "items",
+        "spared",
         "tokens",
     )
 
@@ -159,6 +163,9 @@ class WaitQueue:
         """Items waiting."""
         self.tokens = 0.0
         """Predicted tokens waiting."""
+        self.spared = 0
+        """How many of them have waited for something else than their turn."""
+        self._sparing = False
 
     def __len__(self) -> int:
         return len(self._arrivals)
@@ -200,6 +207,9 @@ class WaitQueue:
         lane.items += waiting.items
         lane.tokens += waiting.tokens
         lane.express += waiting.express
+        if self._sparing:
+            waiting.spared = True
+            self.spared += 1
         self._arrivals[waiting] = None
         self.items += waiting.items
         self.tokens += waiting.tokens
@@ -248,6 +258,18 @@ class WaitQueue:
         if self.cancel(waiting):
             waiting.dropped(why)
 
+    def drop_oldest(self, why: Drop) -> None:
+        """Take the one out who came first. Only while somebody waits."""
+        self.drop(next(iter(self._arrivals)), why)
+
+    def spare(self, on: bool) -> None:
+        """Hold it against nobody who waits now, or comes from now on, that it waits; or again against newcomers."""
+        self._sparing = on
+        if on:
+            for waiting in self._arrivals:
+                waiting.spared = True
+            self.spared = len(self._arrivals)
+
     def drop_all(self, why: Drop) -> None:
         """Empty the queue."""
         for waiting in tuple(self._arrivals):
@@ -261,6 +283,8 @@ class WaitQueue:
         del lane.members[waiting]
         lane.items -= waiting.items
         lane.express -= waiting.express
+        if waiting.spared:
+            self.spared -= 1
         if lane.members:
             lane.tokens -= waiting.tokens
         else:

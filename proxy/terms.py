@@ -23,6 +23,7 @@ class Terms:
         "pads",
         "rules",
         "total_s",
+        "upstream_wait_s",
     )
 
     def __init__(self, config: PoolConfig) -> None:
@@ -39,6 +40,7 @@ class Terms:
         self.keepalive_s: float | None = config.keepalive.interval_ms / 1000.0 if config.keepalive.enabled else None
         """Silence after which waiting streams get a comment; None for never."""
         self.max_wait_s: float = config.queue.max_wait_ms / 1000.0
+        self.upstream_wait_s: float = config.queue.upstream_wait_ms / 1000.0
 
     def mergeable(self, call: Call) -> bool:
         """Whether `call` is to share upstream calls with others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from typing import TYPE_CHECKING
 
 from controller.observation import Observation, Result
@@ -33,6 +34,7 @@ class Ticket:
         "finish_reason",
         "first_byte",
         "generation",
+        "give_up",
         "hint",
         "id",
         "job",
@@ -67,6 +69,8 @@ class Ticket:
         self.call: Call | None = None
         self.job: Job | None = None
         self.tap: Tap | None = None
+        self.give_up = inf
+        """When it stops waiting for its turn."""
         self.dispatched: float | None = None
         self.first_byte: float | None = None
         self.last_byte: float | None = None

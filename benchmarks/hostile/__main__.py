@@ -21,9 +21,7 @@ from pathlib import Path
 
 from benchmarks.bars import Bar, report
 
-PARTS: dict[str, str] = {
-    "state": "a state file that is damaged, in the way, or another's",
-}
+PARTS: dict[str, str] = {}
 """The parts and what each examines, in the order they run."""
 ON_THE_WIRE = ("crossing",)
 """What runs on every build, also with --quick."""

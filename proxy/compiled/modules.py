@@ -87,6 +87,7 @@ _UPSTREAM = (
     "outgoing",
     "retry",
     "routing",
+    "standing",
 )
 _WIRE = (
     "anthropic",

@@ -143,6 +143,13 @@ class QueueConfig(Section):
     max_wait_ms: float = Field(
         default=60_000.0, gt=0.0, le=_DAY_MS, description="Longest wait before giving up (504)."
     )
+    upstream_wait_ms: float = Field(
+        default=30_000.0,
+        ge=0.0,
+        le=_DAY_MS,
+        description="Longest wait for an upstream to come back while none accepts a connection or passes its health "
+        "check (503); 0 to refuse at once.",
+    )
 
 
 class ClassConfig(Section):
@@ -204,7 +211,10 @@ class HealthConfig(Section):
     healthy_after: int = Field(default=1, ge=1, le=100, description="Good probes in a row before it comes back.")
     eject_after: int = Field(default=5, ge=1, le=1000, description="Failed requests in a row before it is ejected.")
     eject_ms: float = Field(
-        default=10_000.0, ge=100.0, le=_DAY_MS, description="First ejection; doubles up to tenfold."
+        default=1_000.0,
+        ge=100.0,
+        le=_DAY_MS,
+        description="Between two trials of an ejected upstream; the first comes at once.",
     )
 
 

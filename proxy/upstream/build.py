@@ -12,12 +12,13 @@ from proxy.profile import load_profile
 from proxy.tls import client_context
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
-from proxy.upstream.endpoint import Endpoint, HealthRules
+from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.exchange import Patience
 from proxy.upstream.group import Group
 from proxy.upstream.retry import RetryBudget
 from proxy.upstream.routing import LeastWork, PrefixAffinity, RoundRobin, Router, Sticky
 from proxy.upstream.signals import SignalPoller, Watched
+from proxy.upstream.standing import HealthRules
 
 __all__ = ["build_group", "build_poller"]
 
@@ -87,7 +88,7 @@ def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
         hints="hint" in profile.predictor,
         rules=HealthRules(
             eject_after=health.eject_after,
-            eject_s=health.eject_ms / 1000.0,
+            trial_s=health.eject_ms / 1000.0,
             unhealthy_after=health.unhealthy_after,
             healthy_after=health.healthy_after,
         ),

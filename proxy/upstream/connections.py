@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import select
+import ssl
 from collections import deque
 from math import inf
 from random import random
@@ -19,6 +21,8 @@ from proxy.upstream.resolve import Resolve, is_address, lookup, spread
 __all__ = ["ConnectionPool"]
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
+_ANYTHING: Final = select.POLLIN | select.POLLPRI | getattr(select, "POLLRDHUP", 0)
+"""A connection at rest on which any of this is to be read has ended, or is about to."""
 _AGE_SPREAD: Final = 0.2
 """Share of the greatest age by which connections are retired earlier, at random."""
 
@@ -83,13 +87,16 @@ class ConnectionPool:
         return len(self._idle)
 
     def try_acquire(self, max_idle_s: float = inf) -> Connection | None:
-        """Return the connection in use last, if it looks alive and idled for at most `max_idle_s`, or None."""
+        """Return the connection in use last, if it looks alive and idled for at most `max_idle_s`, or None.
+
+        With a limit it is for what cannot be sent twice: then the system is asked as well whether its end has come.
+        """
         idle = self._idle
         while idle:
             if max_idle_s < inf and idle[-1].idle_since < monotonic() - max_idle_s:
                 return None
             connection = idle.pop()
-            if connection.usable:
+            if connection.usable and (max_idle_s == inf or _silent(connection)):
                 return connection
         return None
 
@@ -108,6 +115,11 @@ class ConnectionPool:
             if handed is not None and handed.usable:
                 return handed
         return await self._open(until)
+
+    def drop_idle(self) -> None:
+        """Close idle connections now: the upstream broke off another, and these are of the same age."""
+        while self._idle:
+            self._idle.pop().transport.abort()
 
     def close(self) -> None:
         """Close idle connections now and the others after their exchange."""
@@ -135,6 +147,8 @@ class ConnectionPool:
         except OSError as error:
             self._hand_on(None)
             failure = Failure.NO_DESCRIPTORS if error.errno in _NO_DESCRIPTORS else Failure.CONNECT
+            if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+                failure = Failure.TLS
             raise UpstreamError(failure, f"cannot connect to {address.url}: {error}") from None
         except asyncio.CancelledError:
             self._hand_on(None)
@@ -179,7 +193,7 @@ class ConnectionPool:
                 return await waiter
         except TimeoutError:
             raise UpstreamError(
-                Failure.CONNECT_TIMEOUT, f"all {self._limit} connections to {self._address.url} are busy"
+                Failure.CONNECTIONS_BUSY, f"all {self._limit} connections to {self._address.url} are busy"
             ) from None
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
@@ -231,3 +245,13 @@ class ConnectionPool:
             self._timer = self._loop.call_later(
                 max(0.0, idle[0].idle_since + self._idle_s - monotonic()) + 0.001, self._evict
             )
+
+
+def _silent(connection: Connection) -> bool:
+    """Whether nothing came on a connection at rest, not even its end, that the loop has not read yet."""
+    sock = connection.transport.get_extra_info("socket")
+    if sock is None:
+        return True
+    poll = select.poll()
+    poll.register(sock.fileno(), _ANYTHING)
+    return not poll.poll(0)

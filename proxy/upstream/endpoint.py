@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 from hashlib import blake2b
+from math import inf
 from typing import Any, Final
 
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
+from proxy.upstream.health import Health
 from proxy.upstream.reported import Reported
+from proxy.upstream.standing import HealthRules, Standing
 
 __all__ = ["Endpoint", "HealthRules", "State"]
 
-_MAX_EJECTION_FACTOR: Final = 10.0
-_MAX_OVERLOAD_S: Final = 30.0
+_MAX_BACKOFF_S: Final = 30.0
+"""The longest that an upstream is left alone which does not say for how long."""
+_MAX_RETRY_AFTER_S: Final = 300.0
+"""The longest that one is left alone which does."""
 _FAILURE_GAIN: Final = 0.1
 _FAILURE_PENALTY: Final = 20.0
 _LEAST_SHARE: Final = 0.1
@@ -27,7 +32,7 @@ class State(StrEnum):
     OVERLOADED = "overloaded"
     """It said 429 or 503: alive, but left alone for a moment when there is another."""
     EJECTED = "ejected"
-    """It failed several requests in a row: one trial at a time until one succeeds."""
+    """It failed several requests in a row: one trial at a time until one succeeds. Or it accepts no connection."""
     DOWN = "down"
     """Its health check fails."""
     DRAINING = "draining"
@@ -36,39 +41,19 @@ class State(StrEnum):
     """It has finished what it had."""
 
 
-class HealthRules:
-    """When an upstream is taken out and when it comes back (seconds and counts)."""
-
-    __slots__ = ("eject_after", "eject_s", "healthy_after", "unhealthy_after")
-
-    def __init__(
-        self, *, eject_after: int = 5, eject_s: float = 10.0, unhealthy_after: int = 3, healthy_after: int = 1
-    ) -> None:
-        self.eject_after = eject_after
-        self.eject_s = eject_s
-        self.unhealthy_after = unhealthy_after
-        self.healthy_after = healthy_after
-
-
 class Endpoint:
     """One upstream's state. Time is an argument: nothing here reads a clock."""
 
     __slots__ = (
-        "_ejections",
         "_overload_s",
-        "_probes_bad",
-        "_probes_good",
+        "_overloaded_at",
         "_ramp_s",
         "_ramp_since",
-        "_rules",
         "address",
         "connections",
         "credential",
-        "down",
         "draining",
-        "ejected_until",
         "failure_rate",
-        "failures_in_row",
         "hash_key",
         "health_path",
         "hints",
@@ -81,8 +66,8 @@ class Endpoint:
         "proven",
         "reported",
         "served",
+        "standing",
         "strips_credentials",
-        "trial",
         "weight",
         "work",
     )
@@ -120,7 +105,8 @@ class Endpoint:
         self.health_path = health_path
         """Probed with GET; None where only connecting tells."""
         self.host_line = b" HTTP/1.1\r\nHost: %b\r\n" % address.authority
-        self._rules = rules or HealthRules()
+        self.standing = Standing(rules or HealthRules())
+        """What its failures add up to."""
         self.inflight = 0
         """Calls under way."""
         self.work = 0.0
@@ -128,10 +114,7 @@ class Endpoint:
         self.served = 0
         self.failure_rate = 0.0
         """Moving average of failures and overloads, 0 to 1."""
-        self.failures_in_row = 0
-        self.ejected_until = 0.0
         self.overloaded_until = 0.0
-        self.down = False
         self.draining = False
         """Whether an operator wants it to get nothing new."""
         self.reported: Reported | None = None
@@ -141,46 +124,45 @@ class Endpoint:
         """Since when it is being eased in; None when it has its whole weight."""
         self.proven = False
         """Whether it has been well at least once: answered a request, or passed a health check."""
-        self.trial = False
-        """Whether an ejected upstream's one trial is under way."""
-        self._ejections = 0
         self._overload_s = 0.0
-        self._probes_bad = 0
-        self._probes_good = 0
+        self._overloaded_at = -inf
+        """When it last said that it had too much to do."""
 
     # -- may it be asked? ----------------------------------------------------------------------------------
 
     def state(self, now: float) -> State:
         """Return its state at `now`."""
+        standing = self.standing
         if self.draining:
             return State.DRAINING if self.inflight else State.DRAINED
-        if self.down:
+        if standing.down:
             return State.DOWN
-        if self.failures_in_row >= self._rules.eject_after:
+        if standing.ejected or standing.unreachable:
             return State.EJECTED
         if now < self.overloaded_until:
             return State.OVERLOADED
         return State.UP
 
+    @property
+    def reachable(self) -> bool:
+        """Whether there is any hope in asking it: nobody takes it out, it accepts connections, its check passes."""
+        return not self.draining and self.standing.reachable
+
     def available(self, now: float) -> bool:
         """Whether it is the first choice for more work."""
         if self.draining:
             return False
-        if self.failures_in_row == 0 and not self.down and self.overloaded_until == 0.0:
+        if self.overloaded_until == 0.0 and self.standing.sound:
             return True
-        if self.down:
-            return False
-        if self.failures_in_row >= self._rules.eject_after:
-            return now >= self.ejected_until and not self.trial
-        return now >= self.overloaded_until
+        return now >= self.overloaded_until and self.standing.admits(now)
 
     def last_resort(self, now: float) -> bool:
         """Whether it may be asked when no endpoint is a first choice: overloaded ones may, ejected ones not."""
-        return not self.down and not self.draining and self.failures_in_row < self._rules.eject_after
+        return self.reachable and not self.standing.ejected
 
     def retry_after_s(self, now: float) -> float:
         """Return when asking it is expected to make sense again."""
-        return max(1.0, self.ejected_until - now, self.overloaded_until - now)
+        return max(1.0, self.overloaded_until - now)
 
     def share(self, now: float) -> float:
         """Return its weight, or what it has of it so far while it is being eased in."""
@@ -205,10 +187,10 @@ class Endpoint:
         if before is None:
             self.ease_in()
             return
-        self.proven, self.draining, self.down = before.proven, before.draining, before.down
-        self.failure_rate, self.failures_in_row = before.failure_rate, before.failures_in_row
-        self.ejected_until, self._ejections = before.ejected_until, before._ejections
+        self.proven, self.draining, self.failure_rate = before.proven, before.draining, before.failure_rate
+        self.standing.follow(before.standing)
         self.overloaded_until, self._overload_s = before.overloaded_until, before._overload_s
+        self._overloaded_at = before._overloaded_at
 
     def score(self, work: float, now: float) -> float:
         """Return the work outstanding relative to the weight.
@@ -225,10 +207,11 @@ class Endpoint:
         """Count one more call in. Returns whether it is the one trial of an ejected upstream."""
         self.inflight += 1
         self.work += work
-        if self.failures_in_row >= self._rules.eject_after and not self.trial:
-            self.trial = True
-            return True
-        return False
+        standing = self.standing
+        if standing.sound or standing.trial or not standing.ejected:
+            return False
+        standing.trial = True
+        return True
 
     def left(self, work: float, trial: bool) -> None:
         """Count one call out again."""
@@ -236,25 +219,22 @@ class Endpoint:
         # A sum of floats must not creep away from zero over days.
         self.work = self.work - work if self.inflight else 0.0
         if trial:
-            self.trial = False
+            self.standing.trial = False
 
     # -- what became of what it was asked ------------------------------------------------------------------
 
-    def succeeded(self) -> None:
-        """It answered, whatever the answer."""
+    def succeeded(self, since: float = inf) -> None:
+        """It answered a call that was sent at `since`, whatever the answer."""
         self.served += 1
         self.proven = True
         if self.failure_rate > 0.0:
             self.failure_rate *= 1.0 - _FAILURE_GAIN
             if self.failure_rate < 1e-3:
                 self.failure_rate = 0.0
-        if self.failures_in_row or self._ejections:
-            if self.failures_in_row >= self._rules.eject_after:
-                self.ease_in()
-            self.failures_in_row = 0
-            self._ejections = 0
-            self.ejected_until = 0.0
-        if self.overloaded_until:
+        if not self.standing.sound and self.standing.answered():
+            self.ease_in()
+        # What was sent before it said `not now` says nothing about now.
+        if self.overloaded_until and since >= self._overloaded_at:
             self.overloaded_until = 0.0
             self._overload_s = 0.0
 
@@ -262,49 +242,59 @@ class Endpoint:
         """It answered that it failed: alive, but not to be preferred for being quick about it."""
         self.served += 1
         self.failure_rate += _FAILURE_GAIN * (1.0 - self.failure_rate)
-        self.failures_in_row = 0
+        if not self.standing.sound:
+            self.standing.answered()
 
-    def failed(self, now: float) -> bool:
-        """It broke or timed out. Returns whether this ejected it."""
-        self.failure_rate += _FAILURE_GAIN * (1.0 - self.failure_rate)
-        self.failures_in_row += 1
-        if self.failures_in_row < self._rules.eject_after:
-            return False
-        factor = min(_MAX_EJECTION_FACTOR, 2.0**self._ejections)
-        self._ejections += 1
-        self.ejected_until = now + self._rules.eject_s * factor
-        return True
+    def failed(self, now: float, since: float | None = None, *, timeout: bool = False) -> bool:
+        """A call that was sent at `since` broke or timed out. Returns whether it is ejected by that.
 
-    def overloaded(self, now: float, retry_after_s: float | None) -> None:
-        """It said 429 or 503: back off for what it asked, else twice as long each time."""
-        self.failure_rate += _FAILURE_GAIN * (1.0 - self.failure_rate)
-        self._overload_s = min(_MAX_OVERLOAD_S, max(0.5, 2.0 * self._overload_s))
-        wait = self._overload_s if retry_after_s is None else min(_MAX_OVERLOAD_S, max(0.1, retry_after_s))
-        self.overloaded_until = now + wait
-
-    def probed(self, ok: bool, *, proven: bool = True) -> bool:
-        """Take in one health check. Returns whether the endpoint went up or down by it.
-
-        `proven` says whether a good one shows that requests are answered, so that an ejection may end early.
+        Whatever was under way when it failed last belongs to the same event, and counts for nothing more.
         """
-        if ok:
+        before = self.standing.ejected
+        if self.standing.failed(now, now if since is None else since, timeout=timeout):
+            self.failure_rate += _FAILURE_GAIN * (1.0 - self.failure_rate)
+        return self.standing.ejected and not before
+
+    def refused(self, now: float) -> bool:
+        """It accepted no connection. Returns whether that is news."""
+        return self.standing.refused(now)
+
+    def accepted(self) -> bool:
+        """It accepted a connection. Returns whether that brought it back."""
+        back = self.standing.accepted()
+        if back:
+            self.ease_in()
+        return back
+
+    def overloaded(self, now: float, retry_after_s: float | None, since: float = inf) -> None:
+        """It answered a call sent at `since` with 429 or 503: leave it alone for what it asked.
+
+        Where it does not say, twice as long each time. Only what was sent after the last such answer can shorten
+        what that one asked for.
+        """
+        self.failure_rate += _FAILURE_GAIN * (1.0 - self.failure_rate)
+        news = since >= self._overloaded_at
+        if news:
+            self._overloaded_at = now
+        if retry_after_s is not None:
+            until = now + min(_MAX_RETRY_AFTER_S, max(0.1, retry_after_s))
+            self.overloaded_until = until if news else max(until, self.overloaded_until)
+            return
+        if news:
+            self._overload_s = min(_MAX_BACKOFF_S, max(0.5, 2.0 * self._overload_s))
+        self.overloaded_until = max(self.overloaded_until, now + self._overload_s)
+
+    def probed(self, health: Health, now: float, *, proves: bool = True) -> bool:
+        """Take in one health check. Returns whether it decided anew whether the upstream can be asked.
+
+        `proves` says whether a good one shows that requests are answered, and not merely that a port is open.
+        """
+        if health is Health.WELL:
             self.proven = True
-            self._probes_bad = 0
-            self._probes_good += 1
-            if proven and self.failures_in_row >= self._rules.eject_after:
-                self.ejected_until = 0.0
-            if self.down and self._probes_good >= self._rules.healthy_after:
-                self.down = False
-                self.failures_in_row = 0
-                self.ease_in()
-                return True
-            return False
-        self._probes_good = 0
-        self._probes_bad += 1
-        if not self.down and self._probes_bad >= self._rules.unhealthy_after:
-            self.down = True
-            return True
-        return False
+        changed = self.standing.probed(health, now, proves=proves)
+        if changed and self.standing.reachable:
+            self.ease_in()
+        return changed
 
     def stats(self, now: float) -> dict[str, Any]:
         """Return its state, JSON-ready."""
@@ -315,7 +305,7 @@ class Endpoint:
             "work_tokens": round(self.work, 1),
             "served": self.served,
             "failure_rate": round(self.failure_rate, 4),
-            "failures_in_row": self.failures_in_row,
+            "failures_in_row": self.standing.failures_in_row,
             "connections_open": self.connections.open,
             "connections_idle": self.connections.idle,
             "weight": self.weight,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-__all__ = ["Failure", "UpstreamError"]
+__all__ = ["UNREACHABLE", "Failure", "UpstreamError"]
 
 
 class Failure(StrEnum):
@@ -14,6 +14,10 @@ class Failure(StrEnum):
     """No connection could be made: nothing was sent."""
     CONNECT_TIMEOUT = "connect_timeout"
     """No connection within the connect timeout: nothing was sent."""
+    TLS = "tls"
+    """A connection was made and no trust: nothing was sent."""
+    CONNECTIONS_BUSY = "connections_busy"
+    """All the connections that we allow ourselves stayed busy: nothing was sent, and the upstream is not to blame."""
     NO_DESCRIPTORS = "no_descriptors"
     """We may open no more files: nothing was sent, and the upstream has nothing to do with it."""
     STALE = "stale"
@@ -33,9 +37,17 @@ class Failure(StrEnum):
 
 
 _TIMEOUTS = frozenset(
-    {Failure.CONNECT_TIMEOUT, Failure.FIRST_BYTE_TIMEOUT, Failure.IDLE_TIMEOUT, Failure.TOTAL_TIMEOUT}
+    {
+        Failure.CONNECT_TIMEOUT,
+        Failure.CONNECTIONS_BUSY,
+        Failure.FIRST_BYTE_TIMEOUT,
+        Failure.IDLE_TIMEOUT,
+        Failure.TOTAL_TIMEOUT,
+    }
 )
-_UNSENT = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT, Failure.NO_DESCRIPTORS})
+UNREACHABLE = frozenset({Failure.CONNECT, Failure.CONNECT_TIMEOUT})
+"""There is nobody there, for now: nothing was sent, and whoever comes back can be asked."""
+_UNSENT = UNREACHABLE | {Failure.TLS, Failure.CONNECTIONS_BUSY, Failure.NO_DESCRIPTORS}
 
 
 class UpstreamError(Exception):

@@ -79,6 +79,7 @@ class Exchange:
         "heard",
         "keep_alive",
         "reason",
+        "sent_at",
         "started",
         "status",
         "total_deadline",
@@ -127,6 +128,8 @@ class Exchange:
         self.started = False
         """Whether the final head has come."""
         self.ended = False
+        self.sent_at = 0.0
+        """When the request was sent (monotonic seconds)."""
         self.error: UpstreamError | None = None
         self.status = 0
         self.reason = b""
@@ -147,7 +150,8 @@ class Exchange:
         """Send the request over `connection`."""
         self._connection = connection
         self._first_byte_s = first_byte_s
-        connection.start(self, head, body, min(monotonic() + first_byte_s, self.total_deadline))
+        now = self.sent_at = monotonic()
+        connection.start(self, head, body, min(now + first_byte_s, self.total_deadline))
 
     @property
     def connection(self) -> Connection:
@@ -180,6 +184,13 @@ class Exchange:
         if self._known is not None:
             return self._known.lines
         return self.fields.lines(self.headers)
+
+    @property
+    def date(self) -> bytes | None:
+        """When the answer says that it was made; None where that is not known."""
+        if self._known is not None:
+            return None
+        return next((value for name, value in self.headers if name.lower() == b"date"), None)
 
     def take(self) -> bytes:
         """Return what has been gathered so far and forget it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from math import inf
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Final
 
 from proxy.headers import lines_of
@@ -16,6 +16,7 @@ from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange, Patience
 from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.retry import RetryBudget
+from proxy.upstream.retry_after import retry_after_s
 from proxy.upstream.routing import AffinityKey, Router
 
 __all__ = ["OVERLOAD", "Group"]
@@ -57,6 +58,8 @@ class Group:
         self._max_retries = max_retries
         self._on_retry = on_retry
         self._loop = asyncio.get_running_loop()
+        self.on_trouble: Callable[[], None] = lambda: None
+        """Called when an endpoint accepts no connection, does again, or is ejected."""
 
     def pick(
         self, work: float = 0.0, exclude: Sequence[Endpoint] = (), key: AffinityKey | None = None
@@ -67,9 +70,10 @@ class Group:
         return self._router.pick(self.endpoints, monotonic(), work=work, exclude=exclude, key=key)
 
     def retry_after_s(self) -> float:
-        """Return when somebody may be asked again."""
+        """Return when somebody may be asked again: the first of them."""
         now = monotonic()
-        return min((endpoint.retry_after_s(now) for endpoint in self.endpoints), default=1.0)
+        asked = [endpoint for endpoint in self.endpoints if not endpoint.draining]
+        return min([endpoint.retry_after_s(now) for endpoint in asked], default=1.0)
 
     def begin(self, lease: Lease, outgoing: Outgoing, total_deadline: float) -> Exchange | None:
         """Send `outgoing` at once where that is plain: its body is there, and so is a connection.
@@ -94,7 +98,7 @@ class Group:
         if exchange.error is not None or not 200 <= exchange.status < 429:
             return False
         self._budget.request()
-        lease.endpoint.succeeded()
+        lease.endpoint.succeeded(exchange.sent_at)
         return True
 
     async def call(
@@ -132,12 +136,13 @@ class Group:
                     gather=gather,
                     limit=limit,
                 )
+                exchange.sent_at = monotonic()
                 error = await self._once(endpoint, exchange, outgoing, fresh)
             if error is None:
                 if exchange.status not in OVERLOAD:
-                    self._judge(endpoint, exchange.status)
+                    self._judge(endpoint, exchange)
                     return exchange
-                endpoint.overloaded(monotonic(), _seconds(exchange.fields.retry_after))
+                self._busy(endpoint, exchange)
                 tried.append(endpoint)
                 other = self._next(lease, outgoing, tried, retries, key, same_allowed=False)
                 if other is None:
@@ -149,23 +154,31 @@ class Group:
                     continue
                 if error.failure is Failure.NO_DESCRIPTORS:
                     raise error
-                endpoint.failed(monotonic())
+                self._blame(endpoint, error, exchange.sent_at)
                 tried.append(endpoint)
-                if error.is_timeout and error.failure is not Failure.CONNECT_TIMEOUT:
+                if error.unsent:
+                    # It was not asked, so asking another is no second try: neither harm nor storm can come of it.
+                    other = self.pick(lease.work, tried, key)
+                elif error.is_timeout:
                     raise error
-                same = error.failure is Failure.RESET
-                other = self._next(lease, outgoing, tried, retries, key, same_allowed=same)
+                else:
+                    same = error.failure is Failure.RESET
+                    other = self._next(lease, outgoing, tried, retries, key, same_allowed=same)
                 if other is None:
                     raise error
-            retries += 1
+            if error is None or not error.unsent:
+                retries += 1
+                self._on_retry()
             fresh = False
-            self._on_retry()
             if other is not endpoint:
                 lease.move(other)
 
-    def broke(self, endpoint: Endpoint) -> None:
+    def broke(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """An answer that had begun broke off."""
-        endpoint.failed(monotonic())
+        if exchange.error is not None:
+            self._blame(endpoint, exchange.error, exchange.sent_at)
+        else:
+            endpoint.failed(monotonic(), exchange.sent_at)
 
     def abort(self) -> None:
         """Close every connection, and ask nobody any more: calls that break by it are not to be made again."""
@@ -195,6 +208,8 @@ class Group:
             if connection is None:
                 connect_s = min(self.patience.connect_s, exchange.total_deadline - monotonic())
                 connection = await connections.acquire(connect_s, fresh=fresh or not outgoing.replayable)
+                if connection.uses == 0 and endpoint.standing.unreachable and endpoint.accepted():
+                    self.on_trouble()
             head, body = outgoing.encode(endpoint)
             if outgoing.upload is None:
                 exchange.send(connection, head, body, self.patience.first_byte_s)
@@ -255,13 +270,35 @@ class Group:
             return None
         return other
 
-    def _judge(self, endpoint: Endpoint, status: int) -> None:
+    def _judge(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        status = exchange.status
         if status < 500:
-            endpoint.succeeded()
+            endpoint.succeeded(exchange.sent_at)
         elif status in _BROKEN_GATEWAY:
-            endpoint.failed(monotonic())
+            self._failed(endpoint, exchange.sent_at)
         else:
             endpoint.errored()
+
+    def _busy(self, endpoint: Endpoint, exchange: Exchange) -> None:
+        """Leave an endpoint alone that said `not now`, for as long as it asked."""
+        wanted = retry_after_s(exchange.fields.retry_after, time(), exchange.date)
+        endpoint.overloaded(monotonic(), wanted, exchange.sent_at)
+
+    def _blame(self, endpoint: Endpoint, error: UpstreamError, since: float) -> None:
+        """Hold a call that was sent at `since` and broke against its endpoint, unless it was not to blame."""
+        failure = error.failure
+        if failure is Failure.CONNECT:
+            endpoint.connections.drop_idle()
+            if endpoint.refused(monotonic()):
+                self.on_trouble()
+        elif failure is not Failure.CONNECTIONS_BUSY:
+            if failure is Failure.RESET:
+                endpoint.connections.drop_idle()
+            self._failed(endpoint, since, timeout=error.is_timeout)
+
+    def _failed(self, endpoint: Endpoint, since: float, *, timeout: bool = False) -> None:
+        if endpoint.failed(monotonic(), since, timeout=timeout):
+            self.on_trouble()
 
 
 async def _pump(connection: Connection, exchange: Exchange, outgoing: Outgoing) -> None:
@@ -287,11 +324,3 @@ async def _pump(connection: Connection, exchange: Exchange, outgoing: Outgoing) 
     except Exception as error:
         # The client's side broke: the upstream must not take half a body for a whole one.
         exchange.abort_with(error)
-
-
-def _seconds(value: bytes | None) -> float | None:
-    """Read a Retry-After in seconds; dates are not worth the trouble."""
-    try:
-        return None if value is None else float(value)
-    except ValueError:
-        return None

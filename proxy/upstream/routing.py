@@ -34,16 +34,20 @@ class Router(ABC):
         exclude: Collection[Endpoint] = (),
         key: AffinityKey | None = None,
     ) -> Endpoint | None:
-        """Return the endpoint to ask for a call of `work` tokens, None when none may be asked.
+        """Return the endpoint to ask for a call of `work` tokens, None when none can be.
 
+        Overloaded ones are asked where there is no other, and ejected ones where there is not even that.
         `exclude` names those tried already. `key` says which calls had better go to the same one.
         """
         if len(endpoints) == 1:
             only = endpoints[0]
-            return only if only not in exclude and (only.available(now) or only.last_resort(now)) else None
+            return only if only not in exclude and (only.available(now) or only.reachable) else None
         candidates = [endpoint for endpoint in endpoints if endpoint not in exclude and endpoint.available(now)]
         if not candidates:
             candidates = [each for each in endpoints if each not in exclude and each.last_resort(now)]
+        if not candidates:
+            # Ejection spares the others' callers a failure. Where there are no others, it would only refuse.
+            candidates = [each for each in endpoints if each not in exclude and each.reachable]
         return self.among(candidates, now, work, key) if candidates else None
 
     @abstractmethod

@@ -33,10 +33,10 @@ async def test_a_dead_upstream_is_skipped() -> None:
         await stack.settled()
 
 
-async def test_nobody_there_is_502_at_once() -> None:
+async def test_nobody_there_is_502_at_once_where_nobody_is_to_be_waited_for() -> None:
     async with MockUpstream() as gone:
         dead = gone.url
-    async with Stack(dead) as stack, RawClient(stack.port) as client:
+    async with Stack(dead, queue={"upstream_wait_ms": 0}) as stack, RawClient(stack.port) as client:
         answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
         assert (answer.status, answer.json["error"]["code"]) == (502, "upstream_error")
         await stack.settled()

@@ -151,7 +151,8 @@ async def test_a_name_that_cannot_be_found_is_502() -> None:
     async def resolve(host: str, port: int) -> list[str]:
         raise OSError(f"{host} is not known")
 
-    async with Stack("http://models.test:1") as stack, RawClient(stack.port) as client:
+    config = {"queue": {"upstream_wait_ms": 0}}
+    async with Stack("http://models.test:1", **config) as stack, RawClient(stack.port) as client:
         stack.pool.group.endpoints[0].connections.resolve = resolve
         answer = await client.ask("POST", PATH, body=CHAT)
         assert (answer.status, answer.header("x-trimtab-reason")) == (502, "upstream_error")

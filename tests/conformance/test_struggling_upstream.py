@@ -44,18 +44,50 @@ async def test_an_upstream_that_fails_fast_gets_less() -> None:
             await stack.settled()
 
 
-async def test_an_upstream_is_ejected_after_failures_in_a_row_and_comes_back() -> None:
+async def test_an_upstream_that_breaks_off_is_ejected_and_tried_with_one_request_at_a_time() -> None:
+    async with MockUpstream(Behaviour(reset_before_head=True)) as bad, MockUpstream() as fine:
+        config = {
+            "health": {"eject_after": 3, "eject_ms": 60_000},
+            "retries": {"budget_min_per_s": 100.0},
+            "routing": "round-robin",
+        }
+        async with Stack(bad.url, fine.url, **config) as stack, RawClient(stack.port) as client:
+            for _ in range(30):
+                assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+            assert len(bad.seen) == 4, "three that ejected it, and one trial at once"
+            states = {u["url"]: u["state"] for u in stack.pool.stats()["upstreams"]}
+            assert states == {bad.url: "ejected", fine.url: "up"}
+            await stack.settled()
+
+
+async def test_a_trial_that_goes_well_ends_the_ejection() -> None:
+    async with MockUpstream(Behaviour(reset_before_head=True)) as bad, MockUpstream() as fine:
+        config = {
+            "health": {"eject_after": 3, "eject_ms": 100},
+            "retries": {"budget_min_per_s": 100.0},
+            "routing": "round-robin",
+        }
+        async with Stack(bad.url, fine.url, **config) as stack, RawClient(stack.port) as client:
+            while stack.pool.stats()["upstreams"][0]["state"] != "ejected":
+                assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+            bad.default = Behaviour()
+            async with asyncio.timeout(5):
+                while stack.pool.stats()["upstreams"][0]["state"] != "up":
+                    assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
+                    await asyncio.sleep(0.01)
+            await stack.settled()
+
+
+async def test_the_only_upstream_is_asked_whatever_it_did() -> None:
+    """Ejection would only turn its failures, and its recovery, into refusals of ours."""
     async with MockUpstream(Behaviour(reset_before_head=True)) as up:
-        config = {"health": {"eject_after": 3, "eject_ms": 100}, "retries": {"max": 0}}
+        config = {"health": {"eject_after": 3, "eject_ms": 60_000}, "retries": {"max": 0}}
         async with Stack(up.url, **config) as stack, RawClient(stack.port) as client:
-            for _ in range(3):
+            for _ in range(6):
                 assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 502
-            answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
-            assert (answer.status, answer.header("x-trimtab-reason")) == (503, "no_upstream")
-            assert int(answer.header("retry-after") or 0) >= 1
-            assert len(up.seen) == 3
+            assert len(up.seen) == 6
+            assert stack.pool.stats()["upstreams"][0]["state"] == "ejected"
             up.default = Behaviour()
-            await asyncio.sleep(0.11)
             assert (await client.ask("POST", "/v1/chat/completions", body=CHAT)).status == 200
             assert stack.pool.stats()["upstreams"][0]["state"] == "up"
             await stack.settled()

@@ -12,6 +12,7 @@ from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, RawClient
 
 STREAM = {**CHAT, "stream": True}
+NO_WAIT = {"queue": {"upstream_wait_ms": 0}}
 NO_RETRY = {"retries": {"max": 0}}
 
 
@@ -83,7 +84,7 @@ async def test_connect_timeout_is_504_and_names_itself() -> None:
         filler.connect_ex(listener.getsockname())
         fillers.append(filler)
     port = listener.getsockname()[1]
-    async with Stack(f"http://127.0.0.1:{port}", timeouts={"connect_ms": 80}, **NO_RETRY) as stack:
+    async with Stack(f"http://127.0.0.1:{port}", timeouts={"connect_ms": 80}, **NO_WAIT, **NO_RETRY) as stack:
         async with RawClient(stack.port) as client:
             answer = await client.ask("POST", "/v1/chat/completions", body=CHAT)
             assert answer.status == 504

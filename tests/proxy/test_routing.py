@@ -17,9 +17,11 @@ from proxy.headers import RequestFields
 from proxy.lease import LeaseBook
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
-from proxy.upstream.endpoint import Endpoint, HealthRules
+from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.health import Health
 from proxy.upstream.resolve import is_address, spread
 from proxy.upstream.routing import PrefixAffinity, Sticky
+from proxy.upstream.standing import HealthRules
 from proxy.wire.base import Call, Head
 from proxy.wire.registry import detect
 
@@ -58,11 +60,11 @@ def test_a_key_stays_where_it_is_and_only_those_of_a_dead_upstream_move(some: li
     before = {key: router.pick(some, 0.0, key=key) for key in KEYS}
     assert all(router.pick(some[::-1], 0.0, key=key) is home for key, home in before.items())
     dead = some[1]
-    dead.probed(False)
+    dead.probed(Health.GONE, 0.0)
     during = {key: router.pick(some, 0.0, key=key) for key in KEYS}
     assert dead not in during.values()
     assert all(during[key] is home for key, home in before.items() if home is not dead)
-    dead.probed(True)
+    dead.probed(Health.WELL, 0.0)
     assert {key: router.pick(some, 0.0, key=key) for key in KEYS} == before, "they come back with it"
 
 
@@ -208,12 +210,12 @@ def test_a_dead_holder_is_passed_over_and_found_again(some: list[Endpoint]) -> N
     router = PrefixAffinity(max_blocks=64, max_load_factor=100.0)
     home = router.pick(some, 0.0, key=(1, 2))
     assert home is not None
-    home.probed(False)
+    home.probed(Health.GONE, 0.0)
     assert router.pick(some, 0.0, key=(1, 2)) is not home
-    home.probed(True)
+    home.probed(Health.WELL, 0.0)
     for one in some:
         if one is not home:
-            one.probed(False)
+            one.probed(Health.GONE, 0.0)
     assert router.pick(some, 0.0, key=(1, 2)) is home
 
 

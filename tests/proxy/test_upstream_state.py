@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from proxy.lease import LeaseBook
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
-from proxy.upstream.endpoint import Endpoint, HealthRules, State
+from proxy.upstream.endpoint import Endpoint, State
+from proxy.upstream.health import Health
 from proxy.upstream.leaving import Leaving, UnknownUpstream
 from proxy.upstream.retry import RetryBudget
 from proxy.upstream.routing import LeastWork, PrefixAffinity, RoundRobin, Sticky
+from proxy.upstream.standing import HealthRules
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def endpoint(
     loop: asyncio.AbstractEventLoop, port: int = 1, weight: float = 1.0, slow_start_s: float = 0.0
 ) -> Endpoint:
     address = Address.of(f"http://127.0.0.1:{port}")
-    rules = HealthRules(eject_after=3, eject_s=10.0, unhealthy_after=2, healthy_after=2)
+    rules = HealthRules(eject_after=3, trial_s=10.0, unhealthy_after=2, healthy_after=2)
     connections = ConnectionPool(loop, address, limit=4, idle_s=1.0)
     return Endpoint(address, connections, weight=weight, rules=rules, slow_start_s=slow_start_s)
 
@@ -55,30 +57,72 @@ def test_what_is_no_base_url_is_refused(url: str) -> None:
         Address.of(url)
 
 
-def test_failures_in_a_row_eject_and_one_trial_at_a_time_brings_back(loop: asyncio.AbstractEventLoop) -> None:
+def test_an_ejected_upstream_is_tried_at_once_and_then_each_trial_s_one_at_a_time(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
     e, book = endpoint(loop), LeaseBook()
     assert [e.failed(100.0) for _ in range(3)] == [False, False, True]
     assert e.state(100.0) is State.EJECTED
-    assert not e.available(109.0)
-    assert not e.last_resort(109.0)
-    assert e.available(110.0)
-    trial = book.grant(e)
-    assert not e.available(110.0), "one trial at a time"
-    trial.release()
-    assert e.available(110.0)
+    assert not e.last_resort(100.0)
+    for now in (100.0, 110.0, 120.0, 130.0, 140.0):
+        assert e.available(now), "never after a wait that grows"
+        trial = book.grant(e)
+        assert not e.available(now), "one trial at a time"
+        e.failed(now)
+        trial.release()
+        assert not e.available(now + 9.9)
     e.succeeded()
-    assert e.state(110.0) is State.UP
+    assert e.state(140.0) is State.UP
+    assert e.available(140.0)
 
 
-def test_each_ejection_lasts_longer_up_to_tenfold(loop: asyncio.AbstractEventLoop) -> None:
-    e, now, spans = endpoint(loop), 0.0, []
-    for _ in range(3):
+def test_whatever_broke_with_a_death_is_one_failure(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop)
+    for n in range(64):
+        e.failed(50.0 + n / 1000.0, since=40.0 + n / 10.0)
+    assert e.standing.failures_in_row == 1
+    assert e.failure_rate == pytest.approx(0.1)
+    e.failed(60.0, since=55.0)
+    assert e.standing.failures_in_row == 2, "what was sent afterwards is another matter"
+
+
+def test_timeouts_that_lie_apart_are_failures_of_their_own(loop: asyncio.AbstractEventLoop) -> None:
+    """Otherwise one that hangs would have to be waited for as often as it takes to eject it."""
+    e = endpoint(loop)
+    for n in range(8):
+        e.failed(300.0 + n / 10.0, since=n / 10.0, timeout=True)
+    assert e.standing.failures_in_row == 1
+    e.failed(301.0, since=1.0, timeout=True)
+    assert e.failed(302.0, since=2.0, timeout=True)
+    assert e.state(302.0) is State.EJECTED
+
+
+def test_who_refuses_a_connection_is_not_asked_and_comes_back_with_a_clean_record(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    e = endpoint(loop, slow_start_s=10.0)
+    for now in (0.0, 1.0):
         e.failed(now)
-    for _ in range(7):
-        spans.append(e.ejected_until - now)
-        now = e.ejected_until
-        e.failed(now)
-    assert spans == [10.0, 20.0, 40.0, 80.0, 100.0, 100.0, 100.0]
+    assert [e.refused(2.0), e.refused(2.1)] == [True, False]
+    e.failed(2.2, since=1.9)
+    assert e.state(3.0) is State.EJECTED
+    assert not e.available(1e9)
+    assert not e.reachable
+    e.succeeded(since=1.0)
+    assert not e.reachable, "an answer over an old connection does not open the port"
+    assert [e.accepted(), e.accepted()] == [True, False]
+    assert (e.state(3.0), e.standing.failures_in_row) == (State.UP, 0)
+    assert e.share(3.0) == pytest.approx(0.1), "it is eased in"
+
+
+def test_what_comes_back_and_says_that_it_is_still_starting_is_down_at_once(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop)
+    e.refused(0.0)
+    e.probed(Health.ILL, 1.0)
+    assert e.state(1.0) is State.DOWN
+    e.probed(Health.WELL, 2.0)
+    e.probed(Health.WELL, 2.0)
+    assert e.state(2.0) is State.UP
 
 
 def test_overload_is_backed_off_from_and_is_not_death(loop: asyncio.AbstractEventLoop) -> None:
@@ -93,26 +137,68 @@ def test_overload_is_backed_off_from_and_is_not_death(loop: asyncio.AbstractEven
         e.overloaded(0.0, None)
         assert e.overloaded_until == wait
     e.overloaded(0.0, 86_400.0)
-    assert e.overloaded_until == 30.0, "no upstream can take itself out for a day"
+    assert e.overloaded_until == 300.0, "no upstream can take itself out for a day"
+
+
+@pytest.mark.parametrize("answer", ["200", "bare 503", "429 with less", "another 429 with less"])
+def test_an_answer_to_something_sent_before_shortens_no_retry_after(
+    loop: asyncio.AbstractEventLoop, answer: str
+) -> None:
+    e = endpoint(loop)
+    e.overloaded(10.0, 20.0, since=9.0)
+    for since, until in ((9.5, 30.0), (11.0, {"200": 0.0, "bare 503": 30.0}.get(answer, 13.0))):
+        if answer == "200":
+            e.succeeded(since)
+        else:
+            e.overloaded(12.0, None if answer == "bare 503" else 1.0, since)
+        assert e.overloaded_until == until, f"{answer} to what was sent at {since}"
+
+
+def test_many_refusals_of_one_moment_back_off_once(loop: asyncio.AbstractEventLoop) -> None:
+    e = endpoint(loop)
+    for _ in range(8):
+        e.overloaded(10.0, None, since=9.0)
+    assert e.overloaded_until == 10.5
 
 
 def test_health_checks_take_out_and_bring_back(loop: asyncio.AbstractEventLoop) -> None:
     e = endpoint(loop)
-    assert [e.probed(False), e.probed(False)] == [False, True]
+    assert [e.probed(Health.ILL, 0.0), e.probed(Health.ILL, 0.0)] == [False, True]
     assert e.state(0.0) is State.DOWN
     assert not e.last_resort(0.0)
-    assert [e.probed(True), e.probed(True)] == [False, True]
+    assert [e.probed(Health.WELL, 0.0), e.probed(Health.WELL, 0.0)] == [False, True]
     assert e.state(0.0) is State.UP
 
 
-def test_merely_accepting_connections_does_not_end_an_ejection(loop: asyncio.AbstractEventLoop) -> None:
+def test_a_good_check_brings_the_next_trial_forward_and_an_open_port_does_not(
+    loop: asyncio.AbstractEventLoop,
+) -> None:
+    """What breaks off its answers accepts connections all the while."""
     e = endpoint(loop)
-    for _ in range(3):
-        e.failed(0.0)
-    e.probed(True, proven=False)
+    for now in (0.0, 0.0, 0.0, 0.5):
+        e.failed(now)
+    e.probed(Health.WELL, 1.0, proves=False)
     assert not e.available(1.0)
-    e.probed(True)
+    e.probed(Health.WELL, 1.0)
     assert e.available(1.0)
+    assert e.state(1.0) is State.EJECTED, "until it has answered"
+
+
+def test_ejection_leaves_nobody_without_an_upstream(loop: asyncio.AbstractEventLoop) -> None:
+    a, b = endpoint(loop, 1), endpoint(loop, 2)
+    for e in (a, b):
+        for now in (0.0, 1.0, 2.0, 3.0):
+            e.failed(now)
+    for router in (LeastWork(), RoundRobin(), Sticky(), PrefixAffinity(max_blocks=64, max_load_factor=2.0)):
+        assert router.pick([a, b], 4.0, key=b"k") in (a, b)
+        assert router.pick([a, b], 4.0, exclude=[a]) is b
+        assert router.pick([a], 4.0) is a
+        a.refused(4.0)
+        assert router.pick([a, b], 4.0, key=b"k") is b, "of those that accept connections"
+        assert router.pick([a], 4.0) is None
+        a.accepted()
+        for now in (5.0, 6.0, 7.0, 8.0):
+            a.failed(now)
 
 
 def test_least_work_counts_tokens_and_weights(loop: asyncio.AbstractEventLoop) -> None:
@@ -142,8 +228,8 @@ def test_whoever_comes_back_or_is_new_is_eased_in(loop: asyncio.AbstractEventLoo
     e = endpoint(loop, weight=4.0, slow_start_s=10.0)
     assert e.share(0.0) == 4.0, "nobody is eased in when the proxy starts"
     if way == "probes":
-        for ok in (False, False, True, True):
-            e.probed(ok)
+        for health in (Health.ILL, Health.ILL, Health.WELL, Health.WELL):
+            e.probed(health, 0.0)
     elif way == "trial":
         for _ in range(3):
             e.failed(0.0)
@@ -171,8 +257,11 @@ def test_a_reload_takes_over_what_is_known_of_an_upstream(loop: asyncio.Abstract
     old.draining = old.proven = True
     for _ in range(3):
         old.failed(5.0)
+    old.failed(5.0)
     new.follow(old)
-    assert (new.draining, new.proven, new.failures_in_row, new.ejected_until) == (True, True, 3, 15.0)
+    assert not new.standing.admits(14.9)
+    assert new.standing.admits(15.0)
+    assert (new.draining, new.proven, new.standing.failures_in_row) == (True, True, 4)
     assert new.share(6.0) == 1.0
 
 
