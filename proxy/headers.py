@@ -290,6 +290,7 @@ class ResponseFields:
         "_raw",
         "_varying",
         "chunked",
+        "coded",
         "content_type",
         "encoded",
         "fields",
@@ -304,6 +305,8 @@ class ResponseFields:
         kind_of_body = b""
         self._length_at = self._date_at = -1
         self.chunked = False
+        self.coded = False
+        """Whether it is in a transfer coding besides chunked."""
         self.retry_after: bytes | None = None
         self.has_request_id = False
         self.encoded = False
@@ -330,7 +333,9 @@ class ResponseFields:
             elif kind == _LENGTH:
                 self._length_at = index
             elif kind == _NOTE:
-                self.chunked = field[1].rstrip().lower().endswith(b"chunked")
+                coding = field[1].strip().lower()
+                self.coded = self.coded or self.chunked or coding not in _CODINGS
+                self.chunked = coding == b"chunked"
             elif kind == _CONNECTION and field[1] not in _PLAIN_CONNECTION:
                 named = connection_options(field[1]) | (named or set())
         if named:
@@ -370,4 +375,6 @@ class ResponseFields:
         return b"%b%b: %b\r\n%b" % (self._before, *headers[self._date_at], self._after)
 
 
+_CODINGS = frozenset({b"chunked", b"identity"})
+"""Transfer codings that leave a body as it is."""
 _EVENT_STREAMS = ("text/event-stream", "application/x-ndjson", "application/stream+json")

@@ -76,12 +76,14 @@ _PROXY = (
     "underway",
 )
 _UPSTREAM = (
+    "chunked",
     "chunks",
     "connection",
     "connections",
     "endpoint",
     "exchange",
     "group",
+    "head",
     "known_head",
     "lazy_timer",
     "outgoing",

@@ -1,4 +1,4 @@
-"""One connection to an upstream: an asyncio protocol around httptools' parser."""
+"""One connection to an upstream: it knows where each answer ends, and carries nothing after a byte too many."""
 
 from __future__ import annotations
 
@@ -6,57 +6,51 @@ import asyncio
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Final
-
-import httptools
+from typing import TYPE_CHECKING, Final
 
 from proxy.headers import ResponseFields
+from proxy.upstream.chunked import ChunkedBody
 from proxy.upstream.chunks import single_chunk, whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.head import HeadReader, MalformedError
 from proxy.upstream.known_head import KnownHead
 from proxy.upstream.lazy_timer import LazyTimer
 
 if TYPE_CHECKING:
     from proxy.upstream.exchange import Exchange
 
-__all__ = ["MAX_HEAD_BYTES", "Connection"]
+__all__ = ["Connection"]
 
-MAX_HEAD_BYTES: Final = 64 * 1024
-"""An answer's status line and headers may not be longer."""
+_UNTIL_CLOSE: Final = -1
+_LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
 class Connection:
     """Carries one exchange after another; knows its deadline and whether it may carry another.
 
-    Everything that arrives in one read is handed to the exchange at once, after the parser has seen it all, so
-    that a read with ten pieces costs one write and not ten.
+    Everything that arrives in one read is handed to the exchange at once, so that a read with ten pieces costs one
+    write and not ten. A byte behind the end of an answer, whether it comes with it, later, or while nothing is asked,
+    closes the connection and is otherwise as if it had not come: who said it may not know what it answers.
 
     An asyncio protocol in all but its parent: a compiled class has none that is not compiled.
     """
 
     __slots__ = (
-        "_at_chunk",
-        "_complete",
+        "_chunked",
         "_drained",
         "_eof",
         "_exchange",
         "_fields",
-        "_fresh_head",
-        "_head_bytes",
-        "_headers",
+        "_head",
         "_heard_at",
         "_known",
+        "_left",
         "_loop",
         "_on_free",
         "_on_lost",
-        "_parser",
         "_paused",
-        "_pieces",
-        "_reason",
-        "_reusable",
         "_sink",
         "_timer",
-        "_trailers",
         "_writing_paused",
         "idle_since",
         "retire_at",
@@ -77,19 +71,14 @@ class Connection:
         self._exchange: Exchange | None = None
         self._fields: ResponseFields | None = None
         self._known: KnownHead | None = None
-        self._parser: Any = None
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._trailers: list[tuple[bytes, bytes]] = []
-        self._reason = b""
-        self._pieces: list[bytes] = []
-        self._head_bytes = 0
-        self._fresh_head = False
-        self._at_chunk = False
+        self._head = HeadReader()
+        self._chunked: ChunkedBody | None = None
+        """The framing of the present answer's body, where that is chunked."""
+        self._left = 0
+        """Bytes of the body still to come, where it is not."""
         self._sink: Callable[[bytes, bytes, float], bool] | None = None
         """Takes single chunks, once a stream flows and its deadline is watched."""
         self._heard_at = 0.0
-        self._complete = False
-        self._reusable = False
         self._eof = False
         self._paused = False
         self._writing_paused = False
@@ -113,13 +102,10 @@ class Connection:
     def start(self, exchange: Exchange, request: bytes, body: bytes, deadline: float) -> None:
         """Send a request; the answer goes to `exchange`, which must come by `deadline` (monotonic seconds)."""
         self._exchange = exchange
-        self._at_chunk = False
         self._sink = None
-        self._head_bytes = 0
-        self._headers = []
+        self._chunked = None
+        self._head.begin()
         self.uses += 1
-        if self._parser is None:
-            self._parser = httptools.HttpResponseParser(self)
         self.set_deadline(deadline)
         if not body:
             self.transport.write(request)
@@ -196,34 +182,23 @@ class Connection:
             if sink(data, body, now):
                 self.pause()
             return
-        if self._at_chunk:
-            data = self._chunks(exchange, data)
-            if not data:
-                return
         first = not exchange.heard
         if first and self._known is not None and self._whole(exchange, self._known, data):
             return
         exchange.heard = True
+        start = 0
         if not exchange.started:
-            # Counts what came before this read, so a short head and a long piece of body in one are no matter.
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._fail(UpstreamError(Failure.PROTOCOL, f"header section longer than {MAX_HEAD_BYTES} bytes"))
+            try:
+                start = self._begin(exchange, data)
+            except MalformedError as error:
+                self._fail(UpstreamError(Failure.PROTOCOL, str(error)))
                 return
-            self._head_bytes += len(data)
-        try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            self._upgraded(exchange, data[upgrade.args[0] :])
-            return
-        except httptools.HttpParserError as error:
-            self._deliver(exchange)
-            self._fail(UpstreamError(Failure.PROTOCOL, str(error)))
-            return
-        if first and exchange.fields.chunked and exchange.streaming and not self._complete:
-            self._at_chunk = whole_chunks(data, data.find(b"\r\n\r\n") + 4)[0] == len(data)
-        elif first:
-            self._known = self._learn(exchange, data) if self._complete and self._reusable else None
-        self._deliver(exchange)
+            if start < 0:
+                return
+        if self._chunked is not None:
+            self._dechunk(exchange, self._chunked, data, start)
+        else:
+            self._count(exchange, data, start, first)
 
     def eof_received(self) -> bool:
         """Take note of a clean close, which ends an answer that has no other framing."""
@@ -256,135 +231,129 @@ class Connection:
         self._writing_paused = False
         self._wake_writer()
 
-    # -- what the parser calls -----------------------------------------------------------------------------
-
-    def on_status(self, reason: bytes) -> None:
-        """Keep the reason phrase."""
-        self._reason = reason
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a field; after the head they are trailers."""
-        exchange = self._exchange
-        if exchange is not None and exchange.started:
-            self._trailers.append((name, value))
-        else:
-            self._headers.append((name, value))
-
-    def on_headers_complete(self) -> None:
-        """Start the exchange's answer, unless it is an interim one."""
-        exchange = self._exchange
-        if exchange is None:
-            return
-        status = self._parser.get_status_code()
-        if status < 200 and status != 101:
-            headers, self._headers = self._headers, []
-            exchange.on_interim(status, headers)
-            return
-        reason, self._reason = self._reason, b""
-        headers, fields = self._headers, self._fields
-        if fields is None or not fields.same_as(headers):
-            fields = self._fields = ResponseFields(headers)
-        exchange.on_head(status, reason, headers, fields, self._parser.should_keep_alive())
-        self._fresh_head = True
-        if exchange.bodiless:
-            # llhttp does not know what was asked, so it would wait for the body that a HEAD only describes.
-            self._parser_done(exchange)
-            self._parser = None
-
-    def on_body(self, data: bytes) -> None:
-        """Keep a piece until the whole read is parsed."""
-        if self._complete:
-            self._reusable = False
-            return
-        self._pieces.append(data)
-
-    def on_message_complete(self) -> None:
-        """End the exchange's answer, unless an interim one ended."""
-        exchange = self._exchange
-        if exchange is None or not exchange.started or self._complete:
-            return
-        self._parser_done(exchange)
-
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _parser_done(self, exchange: Exchange) -> None:
-        self._complete = True
-        self._reusable = exchange.keep_alive and not self.uploading
+    def _begin(self, exchange: Exchange, data: bytes) -> int:
+        """Read heads. Returns where in `data` the body begins, -1 when it does not. Raises MalformedError."""
+        head, at, size = self._head, 0, len(data)
+        while at < size:
+            at = head.read(data, at)
+            if at < 0:
+                return -1
+            if head.status >= 200 or head.status == 101:
+                return self._start_answer(exchange, head, data, at)
+            exchange.on_interim(head.status, head.headers)
+        return -1
 
-    def _chunks(self, exchange: Exchange, data: bytes) -> bytes:
-        """Pass whole chunks on as they are, past the parser, which stands before a chunk. Returns what is left."""
-        end, pieces = whole_chunks(data)
-        data, rest = data[:end], data[end:]
-        if pieces:
-            self._heard_at = now = monotonic()
-            self._timer.set(exchange.next_deadline(now))
-            exchange.on_chunks(data, b"".join(pieces), now)
-            self._sink = exchange.sink
-        if rest:
-            self._at_chunk = False
-            self._sink = None
-        return rest
+    def _start_answer(self, exchange: Exchange, head: HeadReader, data: bytes, end: int) -> int:
+        """Start the exchange's answer, whose head ends at `end`, and find out where its own end is to be."""
+        status, headers, fields = head.status, head.headers, self._fields
+        if head.switched != (status == 101):
+            raise MalformedError("unexpected upgrade" if head.switched else "status 101 without an upgrade")
+        if fields is None or not fields.same_as(headers):
+            fields = self._fields = ResponseFields(headers)
+        if fields.coded:
+            # Nobody asked for it, and our own framing could not say that it is there (RFC 9112 section 6.1).
+            raise MalformedError("a transfer coding other than chunked")
+        exchange.on_head(status, head.reason, headers, fields, head.keep_alive)
+        if head.switched:
+            self.pause()
+            exchange.on_upgrade(data[end:])
+            return -1
+        length = exchange.content_length
+        if exchange.bodiless:
+            self._left = 0
+        elif fields.chunked:
+            self._chunked = ChunkedBody()
+        else:
+            self._left = _UNTIL_CLOSE if length is None else length
+        exchange.after_head()
+        return end if self._exchange is exchange else -1
 
-    def _learn(self, exchange: Exchange, data: bytes) -> KnownHead | None:
-        """Remember the head of an answer that came whole in one read, `data`."""
-        if exchange.bodiless or self._trailers:
+    def _count(self, exchange: Exchange, data: bytes, start: int, first: bool) -> None:
+        """Take a read of a body whose length is known, or that closing ends."""
+        left, size = self._left, len(data) - start
+        if left == _UNTIL_CLOSE or size < left:
+            if size:
+                if left != _UNTIL_CLOSE:
+                    self._left = left - size
+                self._timer.set(exchange.next_deadline(monotonic()))
+                exchange.on_data(data[start:] if start else data)
+            return
+        if first:
+            self._known = self._learn(exchange, data[:start]) if size == left else None
+        self._over(exchange, data[start : start + left] if left else b"", [], behind=size > left)
+
+    def _dechunk(self, exchange: Exchange, chunked: ChunkedBody, data: bytes, start: int) -> None:
+        """Take a read of a chunked body: whole chunks as they are, what else there is piece by piece."""
+        size = len(data)
+        if chunked.between_chunks:
+            end, whole = whole_chunks(data, start)
+            if whole:
+                self._heard_at = now = monotonic()
+                self._timer.set(exchange.next_deadline(now))
+                framed = data if end - start == size else data[start:end]
+                exchange.on_chunks(framed, whole[0] if len(whole) == 1 else b"".join(whole), now)
+                if self._exchange is not exchange:
+                    return
+                start = end
+                if end == size:
+                    self._sink = exchange.sink
+        if start == size:
+            return
+        self._sink = None
+        pieces: list[bytes] = []
+        fault = ""
+        try:
+            chunked.feed(data, start, pieces)
+        except MalformedError as error:
+            fault = str(error)
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        if chunked.over:
+            self._over(exchange, body, chunked.trailers, behind=chunked.end < size)
+            return
+        if body:
+            self._timer.set(exchange.next_deadline(monotonic()))
+            exchange.on_data(body)
+        if fault:
+            self._fail(UpstreamError(Failure.PROTOCOL, fault))
+
+    def _learn(self, exchange: Exchange, head: bytes) -> KnownHead | None:
+        """Remember the head of an answer that came whole in one read, which began with it and held nothing else."""
+        if exchange.bodiless or self._head.interim or not exchange.keep_alive or self.uploading:
             return None
-        return KnownHead.of(
-            data, exchange.content_length, exchange.status, exchange.reason, exchange.headers, exchange.fields
-        )
+        return KnownHead.of(head, exchange.status, exchange.reason, exchange.headers, exchange.fields)
 
     def _whole(self, exchange: Exchange, known: KnownHead, data: bytes) -> bool:
         """Hand over an answer that is all in `data`, if its head is the one before; the parser sees none of it."""
         start = known.repeat.match(data)
         if not start or exchange.bodiless or self.uploading or not exchange.takes(len(data) - start):
             return False
-        self._exchange = None
-        # Free it first: whoever wakes up may want to use it.
+        self._rest()
+        exchange.on_whole(known, data[start:])
+        return True
+
+    def _over(self, exchange: Exchange, body: bytes, trailers: list[tuple[bytes, bytes]], *, behind: bool) -> None:
+        """End an answer with the last piece of its `body`; `behind` says whether anything came behind it."""
+        if exchange.keep_alive and not behind and not self.uploading:
+            self._head.settle(body if self._chunked is None and not exchange.fields.chunked else _LAST_CHUNK)
+            self._rest()
+        else:
+            self._exchange = self._sink = None
+            self.transport.close()
+        if body:
+            exchange.on_data(body)
+        exchange.on_end(trailers)
+
+    def _rest(self) -> None:
+        """Be free before anybody hears of the end: whoever wakes up may want to use it."""
+        self._exchange = self._sink = None
         if self._eof or self.transport.is_closing():
             self.transport.close()
         else:
             if self._paused:
                 self.resume()
             self._on_free(self)
-        exchange.on_whole(known, data[start:])
-        return True
-
-    def _deliver(self, exchange: Exchange) -> None:
-        """Hand over what the last read brought: head, pieces, end, in this order."""
-        pieces = self._pieces
-        if self._fresh_head:
-            self._fresh_head = False
-            exchange.after_head()
-        if self._complete:
-            self._complete = False
-            self._exchange = None
-            data = b"" if not pieces else pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            trailers = self._trailers
-            if trailers:
-                self._trailers = []
-            # Free it first: whoever wakes up may want to use it.
-            if self._reusable and not self._eof and not self.transport.is_closing():
-                self.resume()
-                self._on_free(self)
-            else:
-                self.transport.close()
-            if data:
-                exchange.on_data(data)
-            exchange.on_end(trailers)
-        elif pieces:
-            data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            self._timer.set(exchange.next_deadline(monotonic()))
-            exchange.on_data(data)
-
-    def _upgraded(self, exchange: Exchange, rest: bytes) -> None:
-        self._fresh_head = False
-        if not exchange.started or exchange.status != 101:
-            self._fail(UpstreamError(Failure.PROTOCOL, "unexpected upgrade"))
-            return
-        self.pause()
-        exchange.on_upgrade(rest)
 
     def _fail(self, error: UpstreamError) -> None:
         exchange, self._exchange = self._exchange, None

@@ -18,6 +18,8 @@ HIGH_WATER: Final = 64 * 1024
 """With more than this unread, nothing more is taken from the upstream."""
 WHOLE_LIMIT: Final = 256 * 1024
 """Answers whose declared length is at most this are waited for whole: one wake-up instead of two."""
+_BODILESS: Final = frozenset({204, 304})
+"""Answers that never have a body (RFC 9112 section 6.3)."""
 
 
 class Reader(Protocol):
@@ -74,6 +76,7 @@ class Exchange:
         "error",
         "fault",
         "fields",
+        "flows",
         "gather",
         "headers",
         "heard",
@@ -122,11 +125,13 @@ class Exchange:
         self.gather = gather
         """Whether the whole answer is wanted in memory, however long it is, up to `limit` bytes."""
         self.bodiless = head_request
-        """Whether the answer has no body whatever its fields say."""
+        """Whether the answer has no body whatever its fields say: to HEAD, and by its status."""
         self.heard = False
         """Whether any byte has come back."""
         self.started = False
         """Whether the final head has come."""
+        self.flows = False
+        """Whether any byte of its body has come."""
         self.ended = False
         self.sent_at = 0.0
         """When the request was sent (monotonic seconds)."""
@@ -250,9 +255,11 @@ class Exchange:
         self.reason = reason
         self.headers = headers
         self.fields = fields
-        length = self.content_length = fields.length_of(headers)
-        self.until_close = length is None and not fields.chunked and status not in (204, 304)
-        self.keep_alive = keep_alive or (self.bodiless and not self.until_close)
+        if status in _BODILESS:
+            self.bodiless = True
+        length = self.content_length = fields.length_of(headers) if status != 204 else None
+        self.until_close = length is None and not fields.chunked and not self.bodiless
+        self.keep_alive = keep_alive
 
     def takes(self, size: int) -> bool:
         """Whether a body of `size` bytes may be handed over whole."""
@@ -279,6 +286,7 @@ class Exchange:
 
     def on_data(self, data: bytes) -> None:
         """Take the next piece of the body."""
+        self.flows = True
         reader = self._reader
         if reader is not None:
             if reader.piece(data) and not self.ended and self._connection is not None:
@@ -295,6 +303,7 @@ class Exchange:
 
     def on_chunks(self, framed: bytes, data: bytes, now: float) -> None:
         """Take the next piece of the body, `data`, and the chunks it came in."""
+        self.flows = True
         reader = self._reader
         if reader is None:
             self.on_data(data)
@@ -338,7 +347,7 @@ class Exchange:
         """Return which timeout it was that just passed."""
         if monotonic() >= self.total_deadline:
             return Failure.TOTAL_TIMEOUT
-        return Failure.IDLE_TIMEOUT if self.heard else Failure.FIRST_BYTE_TIMEOUT
+        return Failure.IDLE_TIMEOUT if self.flows else Failure.FIRST_BYTE_TIMEOUT
 
     # -- inside --------------------------------------------------------------------------------------------
 

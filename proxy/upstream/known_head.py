@@ -26,13 +26,10 @@ class KnownHead:
 
     @classmethod
     def of(
-        cls, data: bytes, length: int | None, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields
+        cls, head: bytes, status: int, reason: bytes, headers: RawHeaders, fields: ResponseFields
     ) -> KnownHead | None:
-        """Remember the head that `data` begins with; None unless its body of `length` bytes is all that follows."""
-        end = data.find(b"\r\n\r\n") + 4
-        if length is None or end + length != len(data):
-            return None
-        repeat = RepeatedHead.of(data[:end])
+        """Remember `head`, which means what the rest says; None unless it tells plainly how long its body is."""
+        repeat = RepeatedHead.of(head)
         if repeat is None or not repeat.counted:
             return None
         return cls(repeat, status, reason, headers, fields)
