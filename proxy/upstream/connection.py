@@ -55,6 +55,7 @@ class Connection:
         "idle_since",
         "retire_at",
         "transport",
+        "unasked",
         "uploading",
         "uses",
     )
@@ -91,6 +92,8 @@ class Connection:
         self.uploading = False
         """Whether more of the request's body is still to be written: then it cannot be reused."""
         self.uses = 0
+        self.unasked = False
+        """Whether it has brought a byte that nobody asked for."""
 
     # -- what an exchange does with it ---------------------------------------------------------------------
 
@@ -173,6 +176,7 @@ class Connection:
         exchange = self._exchange
         if exchange is None:
             # Nothing was asked: a server that talks now would answer the next request with it.
+            self.unasked = True
             self.transport.abort()
             return
         sink = self._sink
@@ -335,6 +339,7 @@ class Connection:
 
     def _over(self, exchange: Exchange, body: bytes, trailers: list[tuple[bytes, bytes]], *, behind: bool) -> None:
         """End an answer with the last piece of its `body`; `behind` says whether anything came behind it."""
+        self.unasked = behind
         if exchange.keep_alive and not behind and not self.uploading:
             self._head.settle(body if self._chunked is None and not exchange.fields.chunked else _LAST_CHUNK)
             self._rest()

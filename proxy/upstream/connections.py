@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import logging
 import select
 import ssl
 from collections import deque
@@ -19,6 +20,8 @@ from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.resolve import Resolve, is_address, lookup, spread
 
 __all__ = ["ConnectionPool"]
+
+log = logging.getLogger("trimtab.proxy")
 
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _ANYTHING: Final = select.POLLIN | select.POLLPRI | getattr(select, "POLLRDHUP", 0)
@@ -48,6 +51,7 @@ class ConnectionPool:
         "_opening",
         "_timer",
         "_waiters",
+        "_wary",
         "resolve",
     )
 
@@ -75,6 +79,9 @@ class ConnectionPool:
         self._waiters: deque[asyncio.Future[Connection | None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
+        self._wary = False
+        """Whether the server has ever said what nobody asked for: then each connection is looked at before it is
+        used, for what has come and waits to be read."""
 
     @property
     def open(self) -> int:
@@ -96,7 +103,7 @@ class ConnectionPool:
             if max_idle_s < inf and idle[-1].idle_since < monotonic() - max_idle_s:
                 return None
             connection = idle.pop()
-            if connection.usable and (max_idle_s == inf or _silent(connection)):
+            if connection.usable and ((max_idle_s == inf and not self._wary) or _silent(connection)):
                 return connection
         return None
 
@@ -220,6 +227,9 @@ class ConnectionPool:
             self._timer = self._loop.call_later(self._idle_s, self._evict)
 
     def _lost(self, connection: Connection) -> None:
+        if connection.unasked and not self._wary:
+            self._wary = True
+            log.warning("upstream %s says more than it was asked; such connections are closed", self._address.url)
         self._all.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

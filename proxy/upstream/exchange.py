@@ -171,7 +171,8 @@ class Exchange:
 
     async def wait(self) -> None:
         """Wait until the answer can be acted on; then `error`, or `started` and perhaps `ended`, are set."""
-        if not self._ready:
+        while not self._ready:
+            # An interim answer wakes too, and is none to act on.
             self._waiter = self._loop.create_future()
             await self._waiter
 
