@@ -6,6 +6,7 @@ import asyncio
 from time import monotonic
 
 from controller.observation import Result
+from proxy.cors import ANY_ORIGIN
 from proxy.headers import lines_of
 from proxy.incoming import Incoming
 from proxy.keepalive import Keepalive
@@ -83,8 +84,8 @@ class Answering:
         head = head_bytes(
             200,
             None,
-            b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Request-Id: %b\r\n"
-            % self.ticket.id.encode("ascii"),
+            b"Content-Type: text/event-stream; charset=utf-8\r\nCache-Control: no-cache\r\nX-Request-Id: %b\r\n%b"
+            % (self.ticket.id.encode("ascii"), self._pages()),
             chunked=True,
             close=self.close,
         )
@@ -95,6 +96,8 @@ class Answering:
     def _whole(self, exchange: Exchange) -> None:
         """Write an answer whose end has come already."""
         ticket, fields = self.ticket, exchange.fields
+        if fields.any_origin:
+            self.service.any_origin = True
         body = exchange.take()
         call, wire = self.call, self.wire
         if call is not None and wire is not None:
@@ -137,6 +140,8 @@ class Answering:
     async def _stream(self, pool: Pool, endpoint: Endpoint, exchange: Exchange) -> None:
         """Relay an answer whose end has not come yet."""
         ticket, incoming, fields = self.ticket, self.incoming, exchange.fields
+        if fields.any_origin:
+            self.service.any_origin = True
         if self.committed:
             framing = Framing.CHUNKED
         elif exchange.bodiless or exchange.content_length is not None:
@@ -193,6 +198,13 @@ class Answering:
                     pool.group.broke(endpoint, exchange)
             elif relay.done:
                 ticket.ended(_result_of(exchange.status), exchange.status)
+
+    def _pages(self) -> bytes:
+        """Return the lines that let web pages read an answer of ours."""
+        cors = self.service.cors
+        if cors is not None:
+            return cors.lines(self.incoming.fields.get(b"origin"), b"")
+        return ANY_ORIGIN if self.service.any_origin else b""
 
     def _tap(self, content_type: str) -> None:
         if self.call is not None and self.wire is not None:
@@ -256,6 +268,8 @@ class Answering:
             # Tenths by whole numbers: printing floats costs more than the rest of the head.
             tenths = int(10_000.0 * (ticket.dispatched - ticket.arrival) + 0.5)
             lines = b"%bX-Trimtab-Queue-Ms: %d.%d\r\n" % (lines, tenths // 10, tenths % 10)
+        if self.service.cors is not None:
+            lines += self.service.cors.lines(self.incoming.fields.get(b"origin"), lines)
         head = head_bytes(status, reason, lines, length=length, chunked=chunked, close=self.close)
         self.started = True
         ticket.code = status
@@ -285,7 +299,10 @@ class Answering:
         if not self.incoming.complete:
             self.close = True
         head = self.incoming.method == "HEAD"
-        self._write_head(status, None, lines_of(fields), length=len(body), known_id=True, body=b"" if head else body)
+        lines = lines_of(fields)
+        if self.service.any_origin and self.service.cors is None:
+            lines += ANY_ORIGIN
+        self._write_head(status, None, lines, length=len(body), known_id=True, body=b"" if head else body)
         if self.pool is not None and outcome.result in (Result.REFUSED, Result.SHED) and outcome.status >= 429:
             self.pool.hooks.shed(self.pool.name, outcome.reason)
 

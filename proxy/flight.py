@@ -10,6 +10,7 @@ from time import monotonic
 from typing import Final
 
 from proxy.asking import Asking
+from proxy.cors import Cors, is_preflight
 from proxy.fallback import cause_of, is_nobody_there
 from proxy.incoming import Incoming
 from proxy.lease import Lease
@@ -120,7 +121,12 @@ class Flight(Asking):
             return
         if service.tracing is not None:
             self.ticket.trace = service.tracing.begin(incoming.fields.raw)
-        if service.keyring is not None:
+        if incoming.method == "OPTIONS" and is_preflight(incoming.fields, incoming.length):
+            if service.cors is not None:
+                self._answer_preflight(service.cors)
+                self._finish()
+                return
+        elif service.keyring is not None:
             self.visit = service.keyring.receive(incoming)
         candidates = service.table.candidates(incoming.method, path)
         if not candidates:
@@ -385,6 +391,11 @@ class Flight(Asking):
         head = self.incoming.method == "HEAD"
         status, fields = 200 if ready else 503, b"Content-Type: text/plain\r\n"
         self._write_answer(status, None, fields, b"" if head else body, len(body))
+
+    def _answer_preflight(self, cors: Cors) -> None:
+        """Tell a browser what its page may ask, in the upstream's place."""
+        self.ticket.route = "preflight"
+        self._write_answer(204, None, cors.preflight(self.incoming.fields), b"", None)
 
     # -- the end -------------------------------------------------------------------------------------------
 

@@ -41,6 +41,9 @@ _REQUEST: dict[bytes, int] = {
     b"x-slo-ttft-ms": _NOTE,
     b"authorization": _NOTE,
     b"content-type": _NOTE_AND_FORWARD,
+    b"origin": _NOTE_AND_FORWARD,
+    b"access-control-request-headers": _NOTE_AND_FORWARD,
+    b"access-control-request-method": _NOTE_AND_FORWARD,
 }
 _INTERNAL_PREFIX: Final = b"x-trimtab-"
 
@@ -58,6 +61,7 @@ _RESPONSE: dict[bytes, int] = {
     b"retry-after": _NOTE_AND_FORWARD,
     b"x-request-id": _NOTE_AND_FORWARD,
     b"content-encoding": _NOTE_AND_FORWARD,
+    b"access-control-allow-origin": _NOTE_AND_FORWARD,
 }
 
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
@@ -219,6 +223,14 @@ class RequestFields:
         for name in names:
             self._noted.pop(name, None)
 
+    def replace(self, name: bytes, value: bytes) -> None:
+        """Let `value` go on in the place of every field of that (lower-case) name; none where it is empty."""
+        self.forwarded = [
+            (field[0], value) if field[0].lower() == name else field
+            for field in self.forwarded
+            if value or field[0].lower() != name
+        ]
+
     def next_hop(self, peer: str, scheme: str) -> bytes:
         """Return the lines for the upstream, each ended by CRLF.
 
@@ -289,6 +301,7 @@ class ResponseFields:
         "_length_at",
         "_raw",
         "_varying",
+        "any_origin",
         "chunked",
         "coded",
         "content_type",
@@ -309,6 +322,8 @@ class ResponseFields:
         """Whether it is in a transfer coding besides chunked."""
         self.retry_after: bytes | None = None
         self.has_request_id = False
+        self.any_origin = False
+        """Whether web pages of any origin may read it."""
         self.encoded = False
         """Whether the body is compressed, so that nothing can be put into it."""
         kinds = _RESPONSE
@@ -325,6 +340,8 @@ class ResponseFields:
                     self.retry_after = field[1]
                 elif name == b"x-request-id":
                     self.has_request_id = True
+                elif name == b"access-control-allow-origin":
+                    self.any_origin = field[1].strip() == b"*"
                 else:
                     self.encoded = field[1].strip().lower() != b"identity"
             elif kind == _DATE:

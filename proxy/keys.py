@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 __all__ = ["Caller", "Keyring", "Visit", "hash_key"]
 
 _BEARER = b"bearer "
-_NAMES = frozenset({b"authorization", b"x-api-key", b"api-key"})
+_PROTOCOLS = b"sec-websocket-protocol"
+_IN_PROTOCOLS = b"openai-insecure-api-key."
+"""What pages put in front of a key among the protocols of a WebSocket, since browsers let them set no other field."""
+_NAMES = frozenset({b"authorization", b"x-api-key", b"api-key", _PROTOCOLS})
 
 
 def hash_key(key: str) -> str:
@@ -40,7 +43,12 @@ def credentials(fields: RequestFields) -> Iterator[tuple[bytes, bytes]]:
         if name not in _NAMES:
             continue
         text = value.strip()
-        if name != b"authorization":
+        if name == _PROTOCOLS:
+            for protocol in text.split(b","):
+                offered = protocol.strip()
+                if offered.startswith(_IN_PROTOCOLS):
+                    yield name, offered[len(_IN_PROTOCOLS) :]
+        elif name != b"authorization":
             yield name, text
         elif text[: len(_BEARER)].lower() == _BEARER:
             yield name, text[len(_BEARER) :].strip()
@@ -187,8 +195,19 @@ class Keyring:
                 found = found or caller
                 consumed.add(name)
         if consumed and not self._forward:
+            if _PROTOCOLS in consumed:
+                consumed.discard(_PROTOCOLS)
+                fields.replace(_PROTOCOLS, _without_keys(fields))
             fields.drop(consumed)
         return found
+
+
+def _without_keys(fields: RequestFields) -> bytes:
+    """Return the protocols that a WebSocket's client offers, without those that are keys."""
+    offered = [
+        protocol.strip() for name, value in fields.raw if name.lower() == _PROTOCOLS for protocol in value.split(b",")
+    ]
+    return b", ".join([protocol for protocol in offered if not protocol.startswith(_IN_PROTOCOLS)])
 
 
 def _allowance(limits: KeyLimitsConfig, now: float, share: Share) -> Allowance:

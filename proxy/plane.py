@@ -18,6 +18,7 @@ from proxy.access_log import AccessLog
 from proxy.clock import Clock, Timer
 from proxy.config.model import Config, PoolConfig
 from proxy.control import WHOLE, Control, Share
+from proxy.cors import Cors
 from proxy.descriptors import let_in
 from proxy.handler import Handler
 from proxy.incoming import Limits
@@ -88,6 +89,7 @@ class DataPlane:
         )
         self.handler.service.ready = lambda: not self.unready()
         self.handler.service.access_log = AccessLog.of(config.log)
+        self.handler.service.cors = Cors.of(config.cors)
         self.handler.service.hooks = metrics
         self.handler.service.tracing = self._tracing
         self._follow_keys(config)
@@ -203,6 +205,7 @@ class DataPlane:
         self.config = in_force(self.config, config)
         logs.setup(config.log)
         self.handler.service.access_log = AccessLog.of(config.log)
+        self.handler.service.cors = Cors.of(config.cors)
 
     def _build(self, config: PoolConfig, controller: PoolController) -> Pool:
         pool = Pool(config, clock=self._clock, controller=controller, hooks=self._control.hooks, share=self._share)

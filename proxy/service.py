@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from proxy.access_log import AccessLog
+from proxy.cors import Cors
 from proxy.held import Held
 from proxy.hooks import Hooks, NullHooks
 from proxy.incoming import Limits
@@ -25,6 +26,8 @@ class Service:
 
     __slots__ = (
         "access_log",
+        "any_origin",
+        "cors",
         "held",
         "hooks",
         "keyring",
@@ -52,6 +55,10 @@ class Service:
         """Whether callers may choose class and tenant by header."""
         self.access_log: AccessLog | None = None
         """Where requests are written down; None where they are not."""
+        self.cors: Cors | None = None
+        """Which web pages may ask and read; None where the upstreams say so."""
+        self.any_origin = False
+        """Whether an upstream has let pages of any origin read an answer."""
         self.tracing: Tracing | None = None
         """Who follows requests; None where nobody does."""
         self.hooks: Hooks = NullHooks()

@@ -9,8 +9,10 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 
 from proxy.config.base import NAME_PATTERN, Section
 
-__all__ = ["KeyConfig", "KeyLimitsConfig", "hexadecimal"]
+__all__ = ["CorsConfig", "KeyConfig", "KeyLimitsConfig", "hexadecimal"]
 
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:[0-9]{1,5})?")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HASH = re.compile(r"^(?:sha256:)?([0-9a-f]{64})$")
 
 
@@ -23,6 +25,53 @@ def hexadecimal(value: Any, what: str) -> str:
             f"must be the SHA-256 of the {what}, 64 hexadecimal digits; `trimtab config hash-key` prints it"
         )
     return found[1]
+
+
+class CorsConfig(Section):
+    """Which web pages may call, and read the answers. Without origins, the upstream's own answers say so.
+
+    A preflight, which carries no key, is let through to the upstream, or answered here where there are origins.
+    """
+
+    allow_origins: tuple[str, ...] = Field(
+        default=(), description="Origins such as `https://app.example`, or `*` for any page."
+    )
+    allow_methods: tuple[str, ...] = Field(
+        default=("GET", "HEAD", "POST", "DELETE"), description="Methods that pages may use."
+    )
+    allow_headers: tuple[str, ...] = Field(
+        default=("*",), description="Header fields that pages may send; `*` allows whatever they ask for."
+    )
+    expose_headers: tuple[str, ...] = Field(
+        default=("Retry-After", "X-Request-Id", "X-Trimtab-Reason", "X-Trimtab-Queue-Ms"),
+        description="Header fields of an answer that pages may read.",
+    )
+    allow_credentials: bool = Field(default=False, description="Whether browsers may send cookies.")
+    max_age_s: float = Field(
+        default=600.0, ge=0.0, le=86_400.0, description="How long a browser may remember the answer to a preflight."
+    )
+
+    @field_validator("allow_origins")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in value:
+            if origin != "*" and _ORIGIN.fullmatch(origin) is None:
+                raise ValueError(f"{origin!r} is no origin: a scheme and a host, such as https://app.example, or *")
+        return value
+
+    @field_validator("allow_methods", "allow_headers", "expose_headers")
+    @classmethod
+    def _tokens(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for token in value:
+            if _TOKEN.fullmatch(token) is None:
+                raise ValueError(f"{token!r} is no name of a method or header field")
+        return value
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        if self.allow_credentials and "*" in self.allow_origins:
+            raise ValueError("allow_credentials needs allow_origins to name the origins, not *")
+        return self
 
 
 class KeyLimitsConfig(Section):

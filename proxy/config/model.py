@@ -11,7 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from proxy.config.access import KeyConfig, KeyLimitsConfig, hexadecimal
+from proxy.config.access import CorsConfig, KeyConfig, KeyLimitsConfig, hexadecimal
 from proxy.config.base import NAME_PATTERN, Section
 from proxy.config.pool import (
     BatchSizeRange,
@@ -42,6 +42,7 @@ __all__ = [
     "ClassConfig",
     "Config",
     "ConnectionsConfig",
+    "CorsConfig",
     "DrainConfig",
     "FallbackConfig",
     "HealthConfig",
@@ -264,6 +265,7 @@ class Config(Section):
     listen: ListenConfig = Field(default=ListenConfig(), description="The data plane's address.")
     admin: AdminConfig = Field(default=AdminConfig(), description="The admin and metrics address.")
     limits: LimitsConfig = Field(default=LimitsConfig(), description="What a client may send.")
+    cors: CorsConfig = Field(default=CorsConfig(), description="Web pages of other origins.")
     drain: DrainConfig = Field(default=DrainConfig(), description="Shutdown.")
     log: LogConfig = Field(default=LogConfig(), description="Logging.")
     tracing: TracingConfig = Field(default=TracingConfig(), description="OpenTelemetry traces.")

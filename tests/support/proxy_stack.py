@@ -12,6 +12,7 @@ from controller.observation import Observation
 from proxy.access_log import AccessLog
 from proxy.clock import LoopClock
 from proxy.config.model import Config
+from proxy.cors import Cors
 from proxy.handler import Handler
 from proxy.incoming import Limits
 from proxy.keys import Keyring
@@ -105,6 +106,7 @@ class Stack:
         )
         self.handler.service.hooks = self.counts
         self.handler.service.access_log = AccessLog.of(self.config.log)
+        self.handler.service.cors = Cors.of(self.config.cors)
         if self.config.keys:
             self.handler.service.keyring = Keyring(
                 self.config.keys, now=time.monotonic(), forward=self.config.forward_keys
