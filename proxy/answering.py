@@ -268,6 +268,8 @@ class Answering:
             # Tenths by whole numbers: printing floats costs more than the rest of the head.
             tenths = int(10_000.0 * (ticket.dispatched - ticket.arrival) + 0.5)
             lines = b"%bX-Trimtab-Queue-Ms: %d.%d\r\n" % (lines, tenths // 10, tenths % 10)
+        if (self.visit is not None or self.incoming.fields.claims) and self.pool is not None:
+            lines += ticket.standing()
         if self.service.cors is not None:
             lines += self.service.cors.lines(self.incoming.fields.get(b"origin"), lines)
         head = head_bytes(status, reason, lines, length=length, chunked=chunked, close=self.close)

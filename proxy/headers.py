@@ -90,6 +90,7 @@ class RequestFields:
         "_noted",
         "caller",
         "checked",
+        "claims",
         "forwarded",
         "hop",
         "hosts",
@@ -163,6 +164,8 @@ class RequestFields:
         ttft_ms = self.positive_number(b"x-slo-ttft-ms")
         self.ttft_s = None if ttft_ms is None else ttft_ms / 1000.0
         """How long the caller is willing to wait for the first token: no longer need it be queued."""
+        self.claims = self.klass is not None or bool(self.tenant)
+        """Whether the caller says as whom or as what it wants to be served."""
         self.wishes = self.klass is not None or any(name in noted for name in _PATIENCE)
         """Whether there is anything of that for `check_patience` and others to look at."""
 

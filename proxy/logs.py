@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from typing import Any, TextIO
@@ -13,6 +14,15 @@ from proxy.config.model import LogConfig
 __all__ = ["JsonFormatter", "TextFormatter", "setup"]
 
 _OWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", None, None))) | {"message", "asctime", "taskName"}
+
+
+_UNSEEN = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys or cannot show, and JSON lets through: C1 controls, text directions, lone surrogates."""
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f]|" + _UNSEEN.pattern)
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\u{ord(found[0]):04x}"
 
 
 class JsonFormatter(logging.Formatter):
@@ -29,7 +39,7 @@ class JsonFormatter(logging.Formatter):
         line |= {key: value for key, value in vars(record).items() if key not in _OWN and key not in line}
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return _UNSEEN.sub(_escaped, json.dumps(line, default=str, ensure_ascii=False))
 
 
 class TextFormatter(logging.Formatter):
@@ -39,7 +49,7 @@ class TextFormatter(logging.Formatter):
         """Return the line for `record`."""
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
         level = "" if record.levelno == logging.INFO else f"{record.levelname.lower()}: "
-        text = f"{clock} {level}{record.getMessage()}"
+        text = _CONTROLS.sub(_escaped, f"{clock} {level}{record.getMessage()}")
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
 
 

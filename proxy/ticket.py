@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from proxy.tracing import Trace
 
 __all__ = ["Ticket"]
+
+_UNSENDABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 class Ticket:
@@ -90,6 +93,12 @@ class Ticket:
         """Why it was refused; empty when it was not."""
         self.final = False
         """Whether the answer is over, so that a client that leaves now has had it."""
+
+    def standing(self) -> bytes:
+        """Return the lines that tell a caller as what it was served: class and tenant, as they counted."""
+        tenant = _UNSENDABLE.sub("?", self.tenant).encode("latin-1", "replace")
+        lines = b"X-Trimtab-Class: %b\r\n" % self.klass.encode("latin-1", "replace")
+        return b"%bX-Trimtab-Tenant: %b\r\n" % (lines, tenant) if tenant else lines
 
     def start_again(self) -> None:
         """Go back to where no pool had taken it."""

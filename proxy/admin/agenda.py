@@ -18,6 +18,10 @@ __all__ = ["MAX_PLANS", "Agenda", "Plan"]
 
 _LOG = logging.getLogger("trimtab.audit")
 MAX_PLANS = 1000
+_LOOK_S = 20.0
+"""So late a change is made at most after the clock on the wall was set forward."""
+_NEAR_S = 0.01
+"""The two clocks do not tick together."""
 
 
 @dataclass(frozen=True)
@@ -102,8 +106,18 @@ class Agenda:
 
     def _start(self, plan: Plan) -> None:
         self._last = max(self._last, plan.id)
-        due = self._clock.now() + max(0.0, plan.at - self.wall())
-        self._plans[plan.id] = (plan, self._clock.call_at(due, lambda: self._due(plan)))
+        self._wait(plan)
+
+    def _wait(self, plan: Plan) -> None:
+        """Look at the clock on the wall when it should be time, and now and then: it is set, and machines sleep."""
+        due = self._clock.now() + min(_LOOK_S, max(0.0, plan.at - self.wall()))
+        self._plans[plan.id] = (plan, self._clock.call_at(due, lambda: self._look(plan)))
+
+    def _look(self, plan: Plan) -> None:
+        if plan.at - self.wall() > _NEAR_S:
+            self._wait(plan)
+        else:
+            self._due(plan)
 
     def _due(self, plan: Plan) -> None:
         del self._plans[plan.id]

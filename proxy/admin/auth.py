@@ -20,8 +20,9 @@ __all__ = ["OPEN_PATHS", "guard"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
-"""Paths for probes and scrapers, which carry no secrets and need no token."""
+"""Paths for probes and scrapers, which need no token. Metrics name tenants and models: no web page may read them."""
 
+_METRICS = "/metrics"
 _HARMLESS = "/what-if"
 """Asking changes nothing, though it takes a body."""
 _SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -33,6 +34,8 @@ def guard(config: AdminConfig) -> Callable[[web.Request], None]:
 
     def check(request: web.Request) -> None:
         if request.path in OPEN_PATHS or is_page(request.path):
+            if request.path == _METRICS and not known:
+                _refuse_browsers(request)
             return
         if not known:
             _refuse_browsers(request)

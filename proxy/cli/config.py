@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
 from proxy.config.show import as_data, as_yaml, json_schema
@@ -20,24 +21,41 @@ def command() -> None:
     """Check, show and describe the configuration."""
 
 
+_file_argument = click.argument("path", metavar="[FILE]", required=False, type=click.Path(path_type=Path))
+
+
+def _named(path: Path | None, file: Path | None) -> Path | None:
+    """Return the file to read, which may be given as an argument or by -c."""
+    if path is not None and file is not None and path != file and not _from_environment():
+        die(f"which file? {path} is given, and {file} by -c")
+    return find_file(path or file)
+
+
+def _from_environment() -> bool:
+    source = click.get_current_context().get_parameter_source("file")
+    return source is ParameterSource.ENVIRONMENT
+
+
 @command.command()
+@_file_argument
 @config_file_option
 @set_option
-def check(file: Path | None, sets: tuple[str, ...]) -> None:
+def check(path: Path | None, file: Path | None, sets: tuple[str, ...]) -> None:
     """Check the configuration; exit code 2 and one line for each problem."""
-    found = find_file(file)
+    found = _named(path, file)
     config = read_config(found, settings(sets))
     names = ", ".join(pool.name for pool in config.pools)
     click.echo(f"{found or 'the environment'}: ok; pools: {names}")
 
 
 @command.command()
+@_file_argument
 @config_file_option
 @set_option
 @click.option("--json", "as_json", is_flag=True, help="JSON instead of YAML.")
-def show(file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
+def show(path: Path | None, file: Path | None, sets: tuple[str, ...], as_json: bool) -> None:
     """Show every value in force, defaults included, secrets masked."""
-    config = read_config(find_file(file), settings(sets))
+    config = read_config(_named(path, file), settings(sets))
     click.echo(json.dumps(as_data(config), indent=2) if as_json else as_yaml(config), nl=as_json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import yaml
@@ -11,13 +12,24 @@ from proxy.config.model import POOL_KEYS, Config
 
 __all__ = ["MASK", "as_data", "as_yaml", "json_schema", "revealed"]
 
+_USERINFO = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/?#]*@")
 MASK = "**********"
 """Stands for a secret that is set."""
 
 
 def as_data(config: Config) -> dict[str, Any]:
     """Return every value in force, JSON-ready, secrets masked."""
-    return config.model_dump(mode="json")
+    shown: dict[str, Any] = _without_passwords(config.model_dump(mode="json"))
+    return shown
+
+
+def _without_passwords(value: Any) -> Any:
+    """Mask what stands before the host in URLs (RFC 3986 section 3.2.1): credentials, as a rule."""
+    if isinstance(value, str):
+        return _USERINFO.sub(rf"\1{MASK}@", value) if "@" in value else value
+    if isinstance(value, dict):
+        return {key: _without_passwords(part) for key, part in value.items()}
+    return [_without_passwords(part) for part in value] if isinstance(value, list) else value
 
 
 def revealed(value: Any) -> Any:

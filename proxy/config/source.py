@@ -15,6 +15,8 @@ from proxy.config.errors import ConfigError, Path, Problem, join
 
 __all__ = ["Source", "read_file", "read_text"]
 
+_MOST_VALUES = 100_000
+"""Ten aliases of ten aliases, ten deep, would be read for years."""
 _REFERENCE = re.compile(r"\$(?:\$|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\})")
 
 
@@ -81,6 +83,8 @@ def read_text(text: str, name: str, environ: Mapping[str, str]) -> Source:
         node = loader.get_single_node()
         if node is None:
             return Source({}, {(): name})
+        if _expanded(node, {}) > _MOST_VALUES:
+            raise ConfigError([Problem(name, "", f"has more than {_MOST_VALUES} values, aliases counted where used")])
         reader = _Reader(loader, name, environ)
         data = reader.read(node, ())
     except yaml.MarkedYAMLError as error:
@@ -99,6 +103,17 @@ def read_text(text: str, name: str, environ: Mapping[str, str]) -> Source:
     if reader.problems:
         raise ConfigError(reader.problems)
     return Source(data, reader.origins)
+
+
+def _expanded(node: yaml.Node, known: dict[int, int]) -> int:
+    """Return how many values `node` stands for, each alias counted as what it repeats. Raises RecursionError."""
+    if id(node) not in known:
+        known[id(node)] = 1  # an alias within itself is refused by the reader
+        parts = node.value if isinstance(node, yaml.SequenceNode) else ()
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        known[id(node)] = 1 + sum(_expanded(part, known) for part in parts)
+    return known[id(node)]
 
 
 class _Reader:

@@ -294,3 +294,20 @@ async def test_credentials_reach_an_upstream_as_it_is_configured_and_never_twice
 def test_a_credential_that_could_not_be_sent_is_refused(upstream: dict[str, str], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Config.model_validate({"upstreams": [{"url": "http://a", **upstream}]})
+
+
+async def test_answers_tell_as_what_and_as_whom_a_request_was_served() -> None:
+    classes = {"interactive": {"slack_ms": 0}, "default": {"slack_ms": 100}, "batch": {"slack_ms": 5000}}
+    async with Rig(key(ceiling="default"), key("bob", OTHER, trust_headers=True), classes=classes) as rig:
+        for asked, secret, given in (
+            ({"X-Trimtab-Class": "interactive"}, KEY, ("default", "alice")),
+            ({"X-Trimtab-Class": "batch", "X-Trimtab-Tenant": "x"}, KEY, ("batch", "alice")),
+            ({"X-Trimtab-Tenant": "t\x9b31m"}, OTHER, ("default", "t?31m")),
+            ({}, KEY, ("default", "alice")),
+        ):
+            for stream in (False, True):
+                answer = await rig.chat({"Authorization": f"Bearer {secret}", **asked}, stream=stream)
+                fields = {name.lower(): value for name, value in answer.headers}
+                assert (fields["x-trimtab-class"], fields["x-trimtab-tenant"]) == given
+        refused = await rig.chat({"X-Trimtab-Class": "batch"})
+        assert "x-trimtab-class" not in {name.lower() for name, _ in refused.headers}

@@ -72,3 +72,22 @@ async def test_an_unknown_path_is_not_told_to_strangers(guarded: TestClient) -> 
 async def test_without_a_token_web_pages_are_kept_out(api: TestClient, headers: dict[str, str], status: int) -> None:
     async with api.post("/admin/v1/reload", headers=headers) as answer:
         assert answer.status == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 200),
+        ({"Host": "localhost:8081"}, 200),
+        ({"Host": "[::1]:8081"}, 200),
+        ({"Host": "rebound.example.test"}, 403),
+        ({"Origin": "https://evil.example.test"}, 403),
+    ],
+)
+async def test_without_a_token_no_web_page_reads_the_metrics(
+    api: TestClient, headers: dict[str, str], status: int
+) -> None:
+    async with api.get("/metrics", headers=headers) as answer:
+        assert answer.status == status
+    async with api.get("/healthz", headers=headers) as answer:
+        assert answer.status == 200

@@ -106,6 +106,31 @@ async def test_what_would_be_refused_now_is_not_planned_either(
     assert await planned(api) == []
 
 
+async def test_a_plan_follows_the_clock_on_the_wall(operator: FakeOperator) -> None:
+    """It is set, and a machine that sleeps stops the monotonic one: the change is made at its time of day."""
+    ahead = 0.0
+    agenda = Agenda(
+        operator.clock,
+        lambda: operator.pools,
+        operator.decided,
+        operator.expiry,
+        lambda: 1e9 + operator.clock.now() + ahead,
+    )
+    frozen = lambda: operator.pools["chat"].controller.frozen  # noqa: E731
+    agenda.put("chat", "freeze", {"frozen": True}, NOW + 3600.0, None, "admin:a")
+    operator.clock.advance(600.0)
+    assert not frozen()
+    ahead = 3000.0  # the machine slept
+    operator.clock.advance(25.0)
+    assert frozen()
+    agenda.put("chat", "freeze", {"frozen": False}, agenda.wall() + 30.0, None, "admin:a")
+    ahead = 0.0  # and was set back
+    operator.clock.advance(3000.0)
+    assert frozen()
+    operator.clock.advance(60.0)
+    assert not frozen()
+
+
 async def test_a_plan_can_be_cancelled_once(api: TestClient, operator: FakeOperator) -> None:
     plan = await change(api, "slo", {"ttft_ms": 300}, 202, at=NOW + 60)
     async with api.get(PLANS) as answer:

@@ -60,6 +60,38 @@ def test_check_says_ok_and_names_the_pools(tmp_path: Path) -> None:
     assert run("config", "check", "-c", "trimtab.yaml").exit_code == 0
 
 
+def test_a_file_to_check_or_show_may_be_an_argument(tmp_path: Path) -> None:
+    for name in ("one.yaml", "two.yaml"):
+        (tmp_path / name).write_text("upstreams: [http://127.0.0.1:8000]\n")
+    assert run("config", "check", "one.yaml").stdout == "one.yaml: ok; pools: default\n"
+    assert run("config", "check", "one.yaml", env={"TRIMTAB_CONFIG": "two.yaml"}).stdout.startswith("one.yaml: ok")
+    assert yaml.safe_load(run("config", "show", "one.yaml").stdout)["listen"]["port"] == 8080
+    assert "which file? one.yaml is given, and two.yaml by -c" in refused(
+        "config", "check", "one.yaml", "-c", "two.yaml"
+    )
+
+
+def test_passwords_in_urls_are_not_shown() -> None:
+    Path("trimtab.yaml").write_text(
+        "upstreams: [http://127.0.0.1:8000]\ntracing: {endpoint: 'https://me:secret@collector/v1/traces?a=b@c'}\n"
+    )
+    for form in ((), ("--json",)):
+        shown = run("config", "show", *form).stdout
+        assert "secret" not in shown
+        assert "https://**********@collector/v1/traces?a=b@c" in shown
+
+
+def test_a_file_of_aliases_of_aliases_is_refused_at_once() -> None:
+    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+    Path("trimtab.yaml").write_text("\n".join(lines))
+    assert "has more than 100000 values, aliases counted where used" in refused("config", "check")
+    merged = ["a0: &a0 {x: 1, y: 2}"]
+    merged += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
+    Path("trimtab.yaml").write_text("\n".join(merged))
+    assert "has more than 100000 values" in refused("config", "check")
+
+
 def test_check_lists_every_problem(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("upstreams: [http://a:1]\nslo: {ttft: 1}\nsetpoints: {window_ms: -1}\n")
     assert refused("config", "check", "-c", "bad.yaml") == (
