@@ -176,10 +176,10 @@ class Flight(Asking):
             document = body if size == len(body) else body[:size]
             if not is_light(document):
                 outline = Outline(document, service.limits.max_json_values)
-                while True:
+                whole = False
+                while not whole:
                     async with service.skimming:
-                        if outline.step(_STEP):
-                            break
+                        whole = outline.step(_STEP)
                     await asyncio.sleep(0)
         except BadRequest as error:
             self.pool = candidate.pool

@@ -6,16 +6,20 @@ import asyncio
 import contextlib
 import gc
 import logging
+import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 from proxy.app import Proxy
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config
+from proxy.notify import Notifier
 from proxy.steering import Steering
+from proxy.watchdog import Watchdog
 
 __all__ = ["Signals", "calm_collector", "reload", "run_loop", "serve"]
 
@@ -87,12 +91,14 @@ async def serve(
     started: Callable[[Proxy], None] = lambda proxy: None,
 ) -> int:
     """Run one proxy until a signal ends it; return the exit code."""
+    notifier = Notifier.take(os.environ)
     proxy = Proxy(config, reread=reread)
+    watchdog = Watchdog(notifier)
     signals = Signals()
     reloads: set[asyncio.Task[None]] = set()
 
     def hangup() -> None:
-        task = asyncio.ensure_future(reload(proxy))
+        task = asyncio.ensure_future(reload(proxy, notifier))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
@@ -100,12 +106,16 @@ async def serve(
     try:
         await proxy.start(data, admin)
         calm_collector()
+        watchdog.start()
         started(proxy)
+        notifier.say("READY=1")
         signals.take_hangups()
         await signals.asked.wait()
+        notifier.say("STOPPING=1")
         await wind_down(proxy, signals)
     finally:
         await proxy.stop()
+        watchdog.stop()
     return 0
 
 
@@ -129,13 +139,16 @@ async def wind_down(proxy: Proxy, signals: Signals) -> None:
         _LOG.warning("stopped at once; %d under way were cut off", proxy.lifecycle.inside)
 
 
-async def reload(proxy: Steering) -> None:
+async def reload(proxy: Steering, notifier: Notifier) -> None:
     """Reload on SIGHUP; a configuration that is not valid is reported and the old one stays."""
+    notifier.say("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
     try:
         done = await proxy.reload()
     except ConfigError as error:
         _LOG.error("reload refused, the old configuration stays: %s", "; ".join(str(error).splitlines()))
         return
+    finally:
+        notifier.say("READY=1")
     _LOG.info("reloaded: generation %d, changed %s", done.generation, ", ".join(done.changed) or "nothing")
     if done.restart_required:
         _LOG.warning("needs a restart: %s", ", ".join(done.restart_required))

@@ -45,6 +45,8 @@ class Member:
         self.unready: list[str] = ["starting"]
         self.inside = 0
         self.dropped = 0
+        self.heard = 0
+        """Counts its messages."""
         self.dump: Dump = {}
         self.answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
@@ -132,6 +134,7 @@ class Leader(Steering):
 
     def _heard(self, member: Member, message: Mapping[str, Any]) -> None:
         kind = message["type"]
+        member.heard += 1
         if kind == "ready":
             member.ready.set()
         elif kind == "answer":

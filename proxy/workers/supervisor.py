@@ -5,19 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
 
 from proxy.config.model import Config
+from proxy.notify import Notifier
 from proxy.run import Signals, calm_collector, reload
+from proxy.watchdog import STUCK_S, Watchdog
 from proxy.workers.leader import Leader, Member
 from proxy.workers.protocol import Channel
+from proxy.workers.watch import CHECK_S, Watch
 
 __all__ = ["Backoff", "supervise"]
 
 _LOG = logging.getLogger("trimtab")
 _START_S = 60.0
+_STACKS_S = 2.0
+"""So long a worker may take to write its stacks down before it is killed."""
 
 
 class Backoff:
@@ -49,6 +56,7 @@ class Supervisor:
         self._loop = asyncio.get_running_loop()
         self._processes: dict[int, asyncio.subprocess.Process] = {}
         self._keepers: list[asyncio.Task[None]] = []
+        self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> bool:
         """Start everybody; say whether all came up."""
@@ -62,7 +70,30 @@ class Supervisor:
                     waiting.cancel()
         except TimeoutError:
             return False
+        self._watcher = self._loop.create_task(self._look_after())
         return all(up.is_set() for up in started)
+
+    async def _look_after(self) -> None:
+        """End workers that stand still; whoever keeps them brings others."""
+        watch = Watch()
+        while True:
+            await asyncio.sleep(CHECK_S)
+            members = [member for member in self._leader.members.values() if member.ready.is_set()]
+            for member in watch.lost(members, self._loop.time()):
+                process = self._processes.get(member.number)
+                if process is None or process.pid != member.pid or process.returncode is not None:
+                    continue
+                _LOG.error(
+                    "worker %d (process %d) has stood still for %g s: it is killed, its stacks follow",
+                    member.number, member.pid, STUCK_S,
+                )  # fmt: skip
+                # `faulthandler` writes the stacks of all threads, whatever they are at, and lets it end.
+                process.send_signal(signal.SIGABRT)
+                try:
+                    async with asyncio.timeout(_STACKS_S):
+                        await process.wait()
+                except TimeoutError:
+                    process.kill()
 
     async def _keep(self, number: int, up: asyncio.Event) -> None:
         """Run a worker, and another after it, until the end is near. The first one must come up."""
@@ -110,6 +141,8 @@ class Supervisor:
 
     async def stop(self) -> None:
         """End whoever is left, by force in the end."""
+        if self._watcher is not None:
+            self._watcher.cancel()
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
@@ -130,13 +163,15 @@ async def supervise(
     started: Callable[[object], None] = lambda leader: None,
 ) -> int:
     """Run one worker for each of the sockets in `data` until a signal ends them; return the exit code."""
+    notifier = Notifier.take(os.environ)
     leader = Leader(config, reread=reread)
+    watchdog = Watchdog(notifier)
     supervisor = Supervisor(leader, data)
     signals = Signals()
     reloads: set[asyncio.Task[None]] = set()
 
     def hangup() -> None:
-        task = asyncio.ensure_future(reload(leader))
+        task = asyncio.ensure_future(reload(leader, notifier))
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
@@ -147,9 +182,12 @@ async def supervise(
         if not await supervisor.start():
             _LOG.error("a worker did not come up; stopping")
             return 1
+        watchdog.start()
         started(leader)
+        notifier.say("READY=1")
         signals.take_hangups()
         await signals.asked.wait()
+        notifier.say("STOPPING=1")
         inside = leader.inside
         _LOG.info("draining: %d request%s under way", inside, "" if inside == 1 else "s")
         grace_s = config.drain.grace_s if signals.gently else 0.0
@@ -158,4 +196,5 @@ async def supervise(
     finally:
         await leader.stop()
         await supervisor.stop()
+        watchdog.stop()
     return 0

@@ -22,6 +22,7 @@ from proxy.metrics import Metrics
 from proxy.plane import DataPlane, Prepared
 from proxy.pool import Pool
 from proxy.rules import controller_for
+from proxy.watchdog import Watchdog
 from proxy.workers.protocol import Channel, ProtocolError
 from proxy.workers.rows import observation_of, row_of
 
@@ -119,8 +120,10 @@ class Worker:
             # What they mean is for the leader to say.
             signal.signal(ignored, signal.SIG_IGN)
         tasks = [loop.create_task(self._listen()), loop.create_task(self._report())]
+        watchdog = Watchdog()
         try:
             await self.plane.start(sock)
+            watchdog.start()
             self._channel.send({"type": "ready"})
             await self._over.wait()
         finally:
@@ -129,6 +132,7 @@ class Worker:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
             await self.plane.stop()
+            watchdog.stop()
             self._channel.send(self._news(last=True))
             await self._channel.flush()
             self._channel.close()
