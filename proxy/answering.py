@@ -7,7 +7,7 @@ from time import monotonic
 
 from controller.observation import Result
 from proxy.cors import ANY_ORIGIN
-from proxy.headers import lines_of
+from proxy.headers import ResponseFields, lines_of
 from proxy.incoming import Incoming
 from proxy.keepalive import Keepalive
 from proxy.keys import Visit
@@ -23,7 +23,9 @@ from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import Call, WireFormat
+from proxy.wire.anyusage import any_tap, inflating
+from proxy.wire.base import Call, Tap, WireFormat
+from proxy.wire.passthrough import UNREAD
 from proxy.wire.registry import detect
 
 __all__ = ["Answering"]
@@ -100,10 +102,14 @@ class Answering:
             self.service.any_origin = True
         body = exchange.take()
         call, wire = self.call, self.wire
-        if call is not None and wire is not None:
+        if call is not None and wire is not None and call.route is not UNREAD and not fields.encoded:
             tap = ticket.tap = wire.tap(call, fields.content_type)
             tap.feed(body)
             ticket.streamed = call.stream and fields.is_event_stream
+        else:
+            self._listen(fields)
+            if ticket.tap is not None:
+                ticket.tap.feed(body)
         if exchange.until_close and cut_short(exchange, ticket.tap):
             raise UpstreamError(Failure.RESET, "the stream ended before its end mark")
         length: int | None = len(body)
@@ -151,8 +157,7 @@ class Answering:
         else:
             framing = Framing.CLOSE
             self.close = True
-        self._tap(fields.content_type)
-        ticket.streamed = self.call is not None and self.call.stream and fields.is_event_stream
+        self._listen(fields)
         is_events = fields.is_event_stream
         relay = Relay(
             self.service.loop,
@@ -206,9 +211,19 @@ class Answering:
             return cors.lines(self.incoming.fields.get(b"origin"), b"")
         return ANY_ORIGIN if self.service.any_origin else b""
 
-    def _tap(self, content_type: str) -> None:
-        if self.call is not None and self.wire is not None:
-            self.ticket.tap = self.wire.tap(self.call, content_type)
+    def _listen(self, fields: ResponseFields) -> None:
+        """Find who reads the answer's usage: its protocol, or whoever knows them all where it may be anybody's."""
+        ticket, call, wire = self.ticket, self.call, self.wire
+        tap: Tap | None = None
+        if call is not None and wire is not None and call.route is not UNREAD:
+            tap = wire.tap(call, fields.content_type)
+            ticket.streamed = call.stream and fields.is_event_stream
+        elif self.incoming.method == "POST":
+            tap = any_tap(fields.content_type)
+            ticket.streamed = ticket.queued and fields.is_event_stream
+        if tap is not None and fields.encoded:
+            tap = inflating(tap, fields.get(b"content-encoding"))
+        ticket.tap = tap
 
     def _error_frame(self, exchange: Exchange) -> bytes:
         """Return what tells the reader of a half-sent stream that it broke."""

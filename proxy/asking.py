@@ -76,7 +76,7 @@ class Asking(Answering):
             if span is None:
                 span = pool.controller.slo_of(ticket.klass).e2e_s
         arrival = ticket.arrival
-        prompt_tokens, max_tokens = (0, None) if call is None else (call.prompt_tokens, call.max_tokens)
+        prompt_tokens, max_tokens = ticket.prompt_tokens, None if call is None else call.max_tokens
         tokens, p50, p90 = float(prompt_tokens), None, None
         if call is not None and call.route.generates:
             if pool.lengths is not None:

@@ -26,15 +26,16 @@ from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import OVERLOAD
 from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import BadRequest, Head, Route
+from proxy.wire.base import BadRequest, Call, Head, Route
 from proxy.wire.outline import SURELY_LIGHT, Outline, is_light
+from proxy.wire.passthrough import OPAQUE, UNREAD
+from proxy.wire.prompt import BYTES_PER_TOKEN
 from proxy.wire.registry import likely
 
 __all__ = ["Flight"]
 
 log = logging.getLogger("trimtab.proxy")
 
-_OWN = frozenset({"/healthz", "/readyz"})
 _STEP: Final = 2_048
 """So many tokens of a large body are looked at between two turns of the loop."""
 _FEW_BYTES: Final = 16_384
@@ -115,7 +116,7 @@ class Flight(Asking):
             self.close = True
             raise
         path = incoming.path
-        if path in _OWN and incoming.method in ("GET", "HEAD"):
+        if path in service.probes and incoming.method in ("GET", "HEAD"):
             self._own(path)
             self._finish()
             return
@@ -137,8 +138,8 @@ class Flight(Asking):
         self.ticket.route = candidate.route.name
         if service.lifecycle.refusing:
             raise Refused(Draining())
-        if not candidate.route.inspect:
-            self._ask(service.table.choose(candidates, "") or candidate)
+        if not candidate.route.inspect or not incoming.fields.readable:
+            self._relay(candidates, candidate)
         elif incoming.complete:
             body = incoming.body_now()
             self._hold_for(candidate, len(body))
@@ -182,8 +183,8 @@ class Flight(Asking):
                         whole = outline.step(_STEP)
                     await asyncio.sleep(0)
         except BadRequest as error:
-            self.pool = candidate.pool
-            raise _malformed(error) from None
+            self._ask(self._choose(candidates, self._unread(candidate, body, error), path))
+            return
         self._ask(self._inspect(candidates, candidate, path, body, outline))
 
     def _inspect(
@@ -204,10 +205,16 @@ class Flight(Asking):
         try:
             call = candidate.wire.parse(candidate.route, head, body if outline is None else outline.abstract)
         except BadRequest as error:
-            self.pool = candidate.pool
-            raise _malformed(error) from None
-        if outline is not None:
-            outline.complete(call, body)
+            call = self._unread(candidate, body, error)
+        else:
+            if outline is not None:
+                outline.complete(call, body)
+            if call.payload is None:
+                self._leave_unread(call)
+        return self._choose(candidates, call, path)
+
+    def _choose(self, candidates: tuple[Candidate, ...], call: Call, path: str) -> Candidate:
+        """Choose the pool by the model that a call names. Raises Refused."""
         self.call = self.ticket.call = call
         self.ticket.prompt_tokens = call.prompt_tokens
         chosen = self.service.table.choose(candidates, call.model)
@@ -215,6 +222,30 @@ class Flight(Asking):
             known = self.service.table.known_models(candidates)
             raise Refused(NoRoute(call.model, path, known))
         return chosen
+
+    def _relay(self, candidates: tuple[Candidate, ...], candidate: Candidate) -> None:
+        """Have a request passed on whose body nobody looks into. Raises Refused."""
+        incoming, ticket = self.incoming, self.ticket
+        if candidate.route.inspect:
+            ticket.route = UNREAD.name
+        if incoming.fields.readable and incoming.length is not None and incoming.method == "POST":
+            ticket.prompt_tokens = incoming.length // BYTES_PER_TOKEN
+        self._ask(self.service.table.choose(candidates, "") or candidate)
+
+    def _unread(self, candidate: Candidate, body: bytes, error: BadRequest) -> Call:
+        """Return the call of a body that cannot be read. Raises Refused where no server could."""
+        if error.certain and candidate.certain and self.incoming.fields.says_json:
+            self.pool = candidate.pool
+            raise _malformed(error) from None
+        call = Call(candidate.route, body)
+        self._leave_unread(call)
+        return call
+
+    def _leave_unread(self, call: Call) -> None:
+        """Pass a body on that is not what its path's protocol would send: another server may want just that."""
+        call.route = UNREAD
+        call.prompt_tokens = len(call.body) // BYTES_PER_TOKEN
+        self.ticket.route = UNREAD.name
 
     def _ask(self, candidate: Candidate) -> None:
         """Have the candidate's upstreams asked. Raises Refused."""
@@ -233,7 +264,7 @@ class Flight(Asking):
             raise Refused(NoUpstream())
         if self.call is not None and pool.terms.mergeable(self.call):
             self._share(pool, rules)
-        elif route.queued:
+        elif route.queued and (route is not OPAQUE or pool.bounds_unknown):
             self._queue(pool, rules)
         else:
             self._pass_by(pool, rules)
@@ -263,7 +294,7 @@ class Flight(Asking):
         """Take no slot: this is no work for an accelerator."""
         self.ticket.queued = False
         if self.visit is not None:
-            self.visit.admit(0.0, monotonic())
+            self.visit.admit(float(self.ticket.prompt_tokens), monotonic())
         if pool.holding.on:
             self.ticket.give_up = self._until(pool)
             self._rest = partial(self._wait_outside, pool, rules)
@@ -385,9 +416,10 @@ class Flight(Asking):
 
     def _own(self, path: str) -> None:
         """Answer the probes of whoever runs us."""
-        ready = path != "/readyz" or self.service.ready()
+        name = path.rpartition("/")[2]
+        ready = name != "readyz" or self.service.ready()
         body = b"ok\n" if ready else b"draining\n" if self.service.lifecycle.draining else b"no upstream is well\n"
-        self.ticket.route = path[1:]
+        self.ticket.route = name
         head = self.incoming.method == "HEAD"
         status, fields = 200 if ready else 503, b"Content-Type: text/plain\r\n"
         self._write_answer(status, None, fields, b"" if head else body, len(body))

@@ -44,6 +44,8 @@ _REQUEST: dict[bytes, int] = {
     b"origin": _NOTE_AND_FORWARD,
     b"access-control-request-headers": _NOTE_AND_FORWARD,
     b"access-control-request-method": _NOTE_AND_FORWARD,
+    b"content-encoding": _NOTE_AND_FORWARD,
+    b"inference-header-content-length": _NOTE_AND_FORWARD,
 }
 _INTERNAL_PREFIX: Final = b"x-trimtab-"
 
@@ -98,6 +100,7 @@ class RequestFields:
         "klass",
         "named",
         "raw",
+        "readable",
         "tenant",
         "timeout_s",
         "ttft_s",
@@ -148,6 +151,10 @@ class RequestFields:
         """How many Host fields there were."""
         self.named = named
         """Options of Connection beyond keep-alive and close; None when there were none."""
+        self.readable = b"content-encoding" not in noted and (
+            _is_text(noted.get(b"content-type", b"")) or b"inference-header-content-length" in noted
+        )
+        """Whether the body may be JSON: anything else is not looked into, and never held."""
         self.checked = False
         """Whether somebody has looked at them and found nothing ambiguous."""
         self.keyring: Keyring | None = None
@@ -198,6 +205,11 @@ class RequestFields:
         """Return the same as text."""
         value = self._noted.get(name)
         return None if value is None else value.decode("latin-1").strip()
+
+    @property
+    def says_json(self) -> bool:
+        """Whether the body is said to be JSON, or nothing is said about it."""
+        return b"json" in self._noted.get(b"content-type", b"json").lower()
 
     def positive_number(self, name: bytes) -> float | None:
         """Return the same as a number above 0; None when it is absent or no such number."""
@@ -271,6 +283,15 @@ class RequestFields:
         return self._identity
 
 
+def _is_text(content_type: bytes) -> bool:
+    """Tell whether a body of this type may be JSON; clients that forget to say so send text, forms or nothing."""
+    kind = content_type.partition(b";")[0].strip().lower()
+    if kind.endswith(b"json"):
+        return not kind.endswith(b"ndjson")
+    return kind in _MAYBE_JSON
+
+
+_MAYBE_JSON = frozenset({b"", b"*/*", b"text/plain", b"text/json", b"application/x-www-form-urlencoded"})
 _MAX_TENANT: Final = 128
 _PATIENCE = (b"x-trimtab-timeout-ms", b"x-slo-ttft-ms")
 _INDIFFERENT = frozenset(
@@ -372,6 +393,10 @@ class ResponseFields:
         split = len(fields) if self._date_at < 0 else fields.index(headers[self._date_at])
         self._before = lines_of(fields[:split])
         self._after = lines_of(fields[split + 1 :])
+
+    def get(self, name: bytes) -> bytes:
+        """Return the first value of an end-to-end field (lower-case `name`), b"" where there is none."""
+        return next((value for key, value in self.fields if key.lower() == name), b"")
 
     def same_as(self, headers: RawHeaders) -> bool:
         """Tell whether `headers` are these again, but for the values of Content-Length and Date."""

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from proxy.pool import Pool
 from proxy.wire.base import Route, WireFormat
-from proxy.wire.registry import detect
+from proxy.wire.registry import certain, detect
 
 __all__ = ["Candidate", "RouteTable"]
 
@@ -23,6 +23,8 @@ class Candidate(NamedTuple):
     pool: Pool
     wire: WireFormat
     route: Route
+    certain: bool = False
+    """Whether a body that is not the format's can only be a mistake in it."""
 
 
 class RouteTable:
@@ -40,9 +42,7 @@ class RouteTable:
         found = self._by_path.get((method, path))
         if found is None:
             found = tuple(
-                Candidate(pool, *detect(method, path, pool.config.wire))
-                for pool in self.pools
-                if _matches(pool.config.match.paths, path)
+                _candidate(pool, method, path) for pool in self.pools if _matches(pool.config.match.paths, path)
             )
             if len(self._by_path) >= _CACHED:
                 self._by_path.clear()
@@ -81,6 +81,11 @@ class RouteTable:
             if candidate.pool.terms.any_model or _matches(candidate.pool.config.match.models, model):
                 return candidate
         return None
+
+
+def _candidate(pool: Pool, method: str, path: str) -> Candidate:
+    wire, route = detect(method, path, pool.config.wire)
+    return Candidate(pool, wire, route, certain(wire, path, pool.config.wire))
 
 
 def _matches(globs: Sequence[str], text: str) -> bool:

@@ -87,6 +87,8 @@ class DataPlane:
             lifecycle=self.lifecycle,
             trust_headers=config.trust_headers,
         )
+        if config.listen.plain_probes:
+            self.handler.service.answer_plain_probes()
         self.handler.service.ready = lambda: not self.unready()
         self.handler.service.access_log = AccessLog.of(config.log)
         self.handler.service.cors = Cors.of(config.cors)

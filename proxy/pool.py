@@ -184,6 +184,11 @@ class Pool:
         """Return the promise in force."""
         return self.controller.slo
 
+    @property
+    def bounds_unknown(self) -> bool:
+        """Whether POSTs that no format claims take a place as work does: something is promised, or bounded."""
+        return self.terms.bounds_unknown or any(True for _ in self.controller.slo.targets())
+
     def stats(self) -> dict[str, Any]:
         """Return the state, JSON-ready."""
         now = self._clock.now()

@@ -18,7 +18,13 @@ from proxy.matching import RouteTable
 if TYPE_CHECKING:
     from proxy.tracing import Tracing
 
-__all__ = ["Service"]
+__all__ = ["OWN_PREFIX", "Service"]
+
+OWN_PREFIX = "/-/trimtab"
+"""What our own answers on the clients' port begin with; everything else is the upstreams'."""
+
+_PROBES = frozenset({f"{OWN_PREFIX}/healthz", f"{OWN_PREFIX}/readyz"})
+_PLAIN_PROBES = frozenset({"/healthz", "/readyz"})
 
 
 class Service:
@@ -34,6 +40,7 @@ class Service:
         "lifecycle",
         "limits",
         "loop",
+        "probes",
         "ready",
         "skimming",
         "table",
@@ -67,4 +74,10 @@ class Service:
         """Who may call; None where everybody may."""
         self.ready: Callable[[], bool] = lambda: lifecycle.ready
         """Whether balancers should send traffic here."""
+        self.probes = _PROBES
+        """Paths on which whoever runs us asks how we are."""
         self.loop = asyncio.get_running_loop()
+
+    def answer_plain_probes(self) -> None:
+        """Answer `/healthz` and `/readyz` here too, in the place of the upstreams that have them."""
+        self.probes = _PROBES | _PLAIN_PROBES

@@ -18,6 +18,7 @@ class Terms:
         "_merged_routes",
         "_profiles",
         "any_model",
+        "bounds_unknown",
         "keepalive_s",
         "max_wait_s",
         "pads",
@@ -32,6 +33,8 @@ class Terms:
         self._merged_routes: dict[str, bool] = {}
         self.any_model = "*" in config.match.models
         """Whether the pool takes requests whatever model they name."""
+        self.bounds_unknown = _bounds_unknown(config)
+        """Whether POSTs that no format claims wait their turn as work does, whatever is promised later on."""
         self.pads = any(profile.pads for profile in self._profiles)
         """Whether an upstream pads a batch to its longest item."""
         self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
@@ -59,3 +62,14 @@ class Terms:
             route.auto_merge if profile.name == "auto" else profile.dispatch_for(route.name) == "merge"
             for profile in self._profiles
         )
+
+
+_ASKED_FOR = frozenset({"dispatch", "law", "setpoints", "slo"})
+"""Keys whose presence says that somebody wants this pool's load bounded."""
+
+
+def _bounds_unknown(config: PoolConfig) -> bool:
+    if config.wire in ("opaque", "passthrough"):
+        return config.wire == "opaque"
+    promised = any(klass.slo is not None or klass.deadline_ms is not None for klass in config.classes.values())
+    return promised or not _ASKED_FOR.isdisjoint(config.model_fields_set)

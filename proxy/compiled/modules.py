@@ -93,6 +93,7 @@ _UPSTREAM = (
 )
 _WIRE = (
     "anthropic",
+    "anyusage",
     "base",
     "embeddings",
     "items",

@@ -90,6 +90,11 @@ class ListenConfig(Section):
     host: str = Field(default="127.0.0.1", min_length=1, description="Address to bind.")
     port: int = Field(default=8080, ge=0, le=65_535, description="Port to bind; 0 lets the system pick one.")
     backlog: int = Field(default=1024, ge=1, le=65_535, description="Connections the kernel may hold for us.")
+    plain_probes: bool = Field(
+        default=False,
+        description="Answer `/healthz` and `/readyz` here, in the place of the upstreams' own. "
+        "`/-/trimtab/healthz` and `/-/trimtab/readyz` are answered in any case.",
+    )
     tls: ListenTlsConfig | None = Field(default=None, description="Serve https; without it, http.")
 
 

@@ -25,8 +25,12 @@ __all__ = [
 class BadRequest(Exception):
     """The request is malformed in its own protocol's terms; answered with 400 at once."""
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, certain: bool = True
+    ) -> None:
         super().__init__(message)
+        self.certain = certain
+        """Whether any server of the protocol refuses this, not only a strict one."""
         self.message = message
         self.param = param
         self.code = code

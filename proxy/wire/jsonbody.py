@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from typing import Any, Final
@@ -21,12 +20,13 @@ def load_object(head: Head, body: bytes) -> dict[str, Any] | None:
     """Parse a JSON object; None for what is relayed unread: compressed bodies, and those that say NaN or Infinity.
 
     Raises BadRequest, naming the parameter where it can be told, for anything else that is not a JSON object in
-    UTF-8 (numbers beyond a double and nesting beyond 1024 levels included).
+    UTF-8. It is `certain` unless some server's parser may read what ours does not: other encodings, byte order marks,
+    numbers beyond a double, nesting beyond 1024 levels, bytes behind the document.
     """
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        if _is_encoded(head) or _is_json_but_for_nan(body):
+        if _is_encoded(head) or _may_say_nan(body):
             return None
         raise _explain(error, body) from None
     if type(payload) is not dict:
@@ -41,7 +41,9 @@ def model_name(payload: Mapping[str, Any]) -> str:
         return model
     if model is None:
         return ""
-    raise BadRequest(f"'model' must be a string, not {_kind(model)}", param="model", code="invalid_type")
+    raise BadRequest(
+        f"'model' must be a string, not {_kind(model)}", param="model", code="invalid_type", certain=False
+    )
 
 
 def whole(value: Any) -> int | None:
@@ -101,17 +103,23 @@ def _is_encoded(head: Head) -> bool:
     return encoding is not None and encoding.strip().lower() not in ("", "identity")
 
 
-def _is_json_but_for_nan(body: bytes) -> bool:
-    """Tell whether a body is an object but for NaN and Infinity, which TF Serving and servers in Python take.
+def _may_say_nan(body: bytes) -> bool:
+    """Tell whether a body may be an object but for NaN and Infinity, which TF Serving and servers in Python take.
 
     We could not write those again, so nothing is merged with it.
     """
     if b"NaN" not in body and b"Infinity" not in body:
         return False
+    text = body.strip()
+    return text[:1] == b"{" and text[-1:] == b"}" and _is_text(text)
+
+
+def _is_text(body: bytes) -> bool:
     try:
-        return type(json.loads(body.decode())) is dict
-    except (ValueError, RecursionError):
+        body.decode()
+    except UnicodeDecodeError:
         return False
+    return True
 
 
 def _explain(error: orjson.JSONDecodeError, body: bytes) -> BadRequest:
@@ -124,7 +132,19 @@ def _explain(error: orjson.JSONDecodeError, body: bytes) -> BadRequest:
     for found in _KEY_BEFORE.finditer(before[-4096:]):
         param = found.group(1).decode("utf-8", "replace")
     where = f" (in or after {param!r})" if param else ""
-    return BadRequest(f"the request body is not valid JSON{where}: {error}", param=param, code="invalid_json")
+    text = f"the request body is not valid JSON{where}: {error}"
+    return BadRequest(text, param=param, code="invalid_json", certain=_is_broken(error, body))
+
+
+_BROKEN = ("unexpected character", "unexpected end of data", "unclosed string", "invalid literal", "no digit")
+"""How orjson begins to say what no reader of JSON takes for JSON."""
+
+
+def _is_broken(error: orjson.JSONDecodeError, body: bytes) -> bool:
+    """Tell whether text is JSON to nobody: in UTF-8, without a byte order mark, and wrong in its syntax."""
+    if not error.msg.startswith(_BROKEN) or body[:1] in (b"\xef", b"\xff", b"\xfe") or b"\0" in body[:4]:
+        return False
+    return _is_text(body)
 
 
 def _kind(value: Any) -> str:

@@ -211,7 +211,8 @@ class Outline:
             if depth == 1 and self._start < 0:
                 self._begin(token)
             if depth >= MAX_DEPTH:
-                raise BadRequest(f"the request body is nested deeper than {MAX_DEPTH} levels", code="invalid_json")
+                text = f"the request body is nested deeper than {MAX_DEPTH} levels"
+                raise BadRequest(text, code="invalid_json", certain=False)
             self._closers.append(_CLOSING_LIST if kind == _OPENING_LIST else _CLOSING_OBJECT)
             self._last = _NOTHING
             self._count(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Final, NamedTuple
@@ -11,13 +12,23 @@ from proxy.wire.base import Route, WireFormat
 from proxy.wire.kserve import KServe
 from proxy.wire.ollama import Ollama
 from proxy.wire.openai import OpenAI
-from proxy.wire.passthrough import RELAY, Passthrough
+from proxy.wire.passthrough import OPAQUE, RELAY, Opaque, Passthrough, is_idle
 from proxy.wire.rerank import Rerank
 from proxy.wire.tei import TEI
 from proxy.wire.tfserving import TFServing
 from proxy.wire.tgi import TGI
 
-__all__ = ["AUTO", "Match", "UnknownWireFormat", "detect", "likely", "route_names", "wire_format", "wire_names"]
+__all__ = [
+    "AUTO",
+    "Match",
+    "UnknownWireFormat",
+    "certain",
+    "detect",
+    "likely",
+    "route_names",
+    "wire_format",
+    "wire_names",
+]
 
 AUTO: Final = "auto"
 """The name that stands for: whichever format claims the path."""
@@ -26,10 +37,21 @@ PASSTHROUGH = Passthrough()
 
 _FORMATS: dict[str, WireFormat] = {
     wire.name: wire
-    for wire in (OpenAI(), Anthropic(), Ollama(), KServe(), TFServing(), TGI(), TEI(), Rerank(), PASSTHROUGH)
+    for wire in (
+        OpenAI(),
+        Anthropic(),
+        Ollama(),
+        KServe(),
+        TFServing(),
+        TGI(),
+        TEI(),
+        Rerank(),
+        Opaque(),
+        PASSTHROUGH,
+    )
 }
 
-_DETECTED: tuple[WireFormat, ...] = tuple(wire for wire in _FORMATS.values() if wire is not PASSTHROUGH)
+_DETECTED: tuple[WireFormat, ...] = tuple(wire for wire in _FORMATS.values() if not isinstance(wire, Passthrough))
 """In the order in which `auto` asks them."""
 
 _CONTESTED: dict[str, WireFormat] = {"/": PASSTHROUGH, "/predict": PASSTHROUGH, "/rerank": _FORMATS["rerank"]}
@@ -86,7 +108,7 @@ def detect(method: str, path: str, wire: str = AUTO) -> Match:
     `wire` is what the pool is configured to speak. With `auto` every format is asked in turn whether the path is
     one of its own; a path that several servers use for different things (`/`, `/predict`) is claimed only by a
     format that is configured by name. Whatever nobody claims is relayed untouched, as is everything when `wire`
-    is `passthrough`. Raises UnknownWireFormat.
+    is `passthrough`; a POST among it may be work (`opaque`). Raises UnknownWireFormat.
     """
     if wire == AUTO:
         contested = _CONTESTED.get(path)
@@ -94,7 +116,31 @@ def detect(method: str, path: str, wire: str = AUTO) -> Match:
             route = candidate.match(method, path)
             if route is not None:
                 return Match(candidate, route)
-        return Match(PASSTHROUGH, RELAY)
+        return Match(PASSTHROUGH, _unclaimed(method, path))
     chosen = wire_format(wire)
     route = chosen.match(method, path)
-    return Match(chosen, RELAY if route is None else route)
+    if route is None:
+        route = RELAY if chosen is PASSTHROUGH else _unclaimed(method, path)
+    return Match(chosen, route)
+
+
+def _unclaimed(method: str, path: str) -> Route:
+    """Return what a request is that no format claims: a POST may be work."""
+    return OPAQUE if method == "POST" and not is_idle(path) else RELAY
+
+
+_CERTAIN = frozenset({"openai", "anthropic", "ollama"})
+
+
+def certain(wire: WireFormat, path: str, configured: str) -> bool:
+    """Tell whether a request to `path` is meant for `wire` beyond doubt, so that a wrong body is a mistake in it.
+
+    Either the operator says so, or the path is one that only chat servers have: names like `/classify`, `/score` or
+    `/embeddings` without a version before them are anybody's.
+    """
+    if configured == wire.name:
+        return True
+    return configured == AUTO and wire.name in _CERTAIN and _VERSIONED.search(path) is not None
+
+
+_VERSIONED = re.compile(r"/v[0-9]+(?:beta)?/|/openai/|^/api/")

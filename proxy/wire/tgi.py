@@ -16,6 +16,9 @@ GENERATE = Route("generate")
 STREAM = Route("generate_stream")
 ROOT = Route("generate.root")
 
+_MEMBERS = frozenset({"inputs", "text", "input_ids", "input_embeds"})
+"""One of them is what is to be continued: TGI's, and SGLang's."""
+
 _POST = {"/generate": GENERATE, "/generate_stream": STREAM, "/": ROOT}
 
 
@@ -37,9 +40,12 @@ class TGI(WireFormat):
         return _POST.get(path) if method == "POST" else None
 
     def parse(self, route: Route, head: Head, body: bytes) -> Call:
-        """Read one request. Raises BadRequest when the body is no JSON object."""
+        """Read one request; unread is what holds nothing to generate from, which is another server's.
+
+        Raises BadRequest when the body is no JSON object.
+        """
         payload = load_object(head, body)
-        if payload is None:
+        if payload is None or _MEMBERS.isdisjoint(payload):
             return Call(route, body)
         prompt = Prompt()
         given = payload.get("inputs")

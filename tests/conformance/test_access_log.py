@@ -47,7 +47,7 @@ async def test_each_request_has_a_line_and_no_line_a_secret(written: io.StringIO
             await client.ask("POST", PATH, shown, body=CHAT),
             await client.ask("POST", f"{PATH}?key={KEY}", {"x-api-key": f"{KEY}-almost"}, body=CHAT),
             await client.ask("GET", f"/nowhere/{KEY}"),
-            await client.ask("GET", "/healthz"),
+            await client.ask("GET", "/-/trimtab/healthz"),
         ]
         assert up.seen[0].header("traceparent") == TRACE
         await stack.settled()

@@ -15,9 +15,9 @@ STREAM = {**CHAT, "stream": True}
 
 async def test_probes_answer_on_the_data_port() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
-        assert (await client.ask("GET", "/healthz")).body == b"ok\n"
-        assert (await client.ask("GET", "/readyz")).status == 200
-        assert (await client.ask("HEAD", "/readyz")).status == 200
+        assert (await client.ask("GET", "/-/trimtab/healthz")).body == b"ok\n"
+        assert (await client.ask("GET", "/-/trimtab/readyz")).status == 200
+        assert (await client.ask("HEAD", "/-/trimtab/readyz")).status == 200
         assert up.seen == []
         assert stack.counts.finished == [], "probes are not traffic"
 
@@ -26,14 +26,14 @@ async def test_readiness_flips_first_and_the_grace_still_serves() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         drain = asyncio.create_task(stack.lifecycle.drain(grace_s=30.0, cap_s=5.0))
         await asyncio.sleep(0)
-        answer = await client.ask("GET", "/readyz")
+        answer = await client.ask("GET", "/-/trimtab/readyz")
         assert answer.status == 503
         assert answer.header("connection") == "close"
         async with RawClient(stack.port) as other:
             assert (await other.ask("POST", PATH, body=CHAT)).status == 200
             assert await other.closed() == b"", "kept connections end with their next answer"
         async with RawClient(stack.port) as other:
-            assert (await other.ask("GET", "/healthz")).status == 200
+            assert (await other.ask("GET", "/-/trimtab/healthz")).status == 200
         drain.cancel()
 
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from proxy.upstream.health import Health
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
@@ -88,3 +90,22 @@ async def test_those_who_wait_are_told_when_nobody_is_left_to_serve_them() -> No
             assert (await first).status == 200
             assert (await second).status == 503
         await stack.settled()
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/health", "/ping", "/metrics", "/-/healthz", "/-/routes"])
+async def test_the_upstreams_own_health_is_the_upstreams(path: str) -> None:
+    loading = {"status": 503, "body": "model loading"}
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        answer = await client.ask("GET", path, mock=loading)
+        assert (answer.status, answer.body) == (503, b"model loading")
+
+
+async def test_our_own_health_has_a_prefix_and_the_old_names_if_asked_for() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        for name in ("healthz", "readyz"):
+            assert (await client.ask("GET", f"/-/trimtab/{name}")).body == b"ok\n"
+        assert up.seen == []
+        stack.handler.service.answer_plain_probes()
+        for path in ("/healthz", "/readyz", "/-/trimtab/healthz"):
+            assert (await client.ask("GET", path)).body == b"ok\n"
+        assert up.seen == []

@@ -99,7 +99,7 @@ async def test_a_refusal_speaks_the_callers_protocol() -> None:
 
 async def test_probes_need_no_key() -> None:
     async with Rig() as rig:
-        assert (await rig.client.ask("GET", "/healthz")).status == 200
+        assert (await rig.client.ask("GET", "/-/trimtab/healthz")).status == 200
 
 
 async def test_a_field_that_is_not_our_key_is_passed_on() -> None:

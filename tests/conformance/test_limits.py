@@ -70,7 +70,7 @@ async def test_uploads_that_are_not_read_have_no_limit() -> None:
         assert len(up.seen[-1].body) == 1_000_000
 
 
-@pytest.mark.parametrize("body", [b"", b"{not json", b"[]", b'"text"', b"\xff\xfe", b'{"model": 5}', b"null"])
+@pytest.mark.parametrize("body", [b"", b"{not json", b"[]", b'"text"', b"null", b'{"model": "m"'])
 async def test_malformed_json_is_400_in_the_callers_protocol(body: bytes) -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         answer = await client.ask("POST", PATH, body=body)
@@ -80,12 +80,12 @@ async def test_malformed_json_is_400_in_the_callers_protocol(body: bytes) -> Non
         assert (await client.ask("GET", "/y")).status == 200, "the connection goes on"
 
 
-async def test_json_nested_100_000_deep_is_400() -> None:
+async def test_json_nested_100_000_deep_is_the_upstreams_to_judge() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         deep = b'{"model":"m","messages":' + b"[" * 100_000 + b"]" * 100_000 + b"}"
-        answer = await client.ask("POST", PATH, body=deep)
-        assert answer.status == 400
-        assert up.seen == []
+        answer = await client.ask("POST", PATH, body=deep, mock={"echo": True})
+        assert answer.body == deep
+        assert up.seen[-1].body == deep
 
 
 @pytest.mark.parametrize(
@@ -142,7 +142,7 @@ async def test_no_route_is_404_that_says_what_there_is_and_is_counted() -> None:
             assert answer.status == 404
             message = "No pool serves the model 'm'. Pools serve: llama* (p)."
             assert (answer.json["error"]["message"], answer.json["error"]["param"]) == (message, "model")
-            assert (await client.ask("GET", "/healthz")).status == 200
+            assert (await client.ask("GET", "/-/trimtab/healthz")).status == 200
             assert (await client.ask("POST", PATH, body={**CHAT, "model": "llama-3"})).status == 200
             await stack.settled()
             counted = [(obs.pool, route, code) for obs, route, code in stack.counts.finished]

@@ -42,7 +42,7 @@ async def test_what_is_pipelined_behind_one_is_answered_after_it() -> None:
         up.default = Behaviour(gate="first")
         client.send(request_bytes("POST", PATH, body=CHAT))
         await up.until(lambda: len(up.seen) == 3)
-        client.send(request_bytes("POST", PATH, body=CHAT) + request_bytes("GET", "/readyz"))
+        client.send(request_bytes("POST", PATH, body=CHAT) + request_bytes("GET", "/-/trimtab/readyz"))
         up.open("first")
         first, second, third = [await client.answer() for _ in range(3)]
         assert (first.status, second.status) == (200, 200)
@@ -163,7 +163,7 @@ async def test_what_follows_a_body_that_came_in_pieces_is_the_next_request() -> 
         await warmed(client)
         client.send(whole[:-5])
         await asyncio.sleep(0.001)
-        client.send(whole[-5:] + request_bytes("GET", "/readyz"))
+        client.send(whole[-5:] + request_bytes("GET", "/-/trimtab/readyz"))
         assert (await client.answer()).status == 200
         assert (await client.answer()).body == b"ok\n"
         assert up.seen[-1].body == up.seen[0].body

@@ -112,7 +112,7 @@ def test_a_worker_that_is_replaced_serves_whoever_was_already_connected(tmp_path
         host, port = trimtab.proxy.removeprefix("http://").split(":")
         clients = [HTTPConnection(host, int(port), timeout=30) for _ in range(16)]
         for client in clients:
-            client.request("GET", "/healthz")  # accepted, by one of the two, and kept
+            client.request("GET", "/-/trimtab/healthz")  # accepted, by one of the two, and kept
             assert client.getresponse().read()
         os.kill(workers(trimtab)[0], signal.SIGTERM)
         time.sleep(0.1)

@@ -48,12 +48,12 @@ async def test_not_ready_before_an_upstream_is_well_and_after_none_is(
     rig = await make_rig(upstreams=[{"url": url, "profile": "vllm"}], health=QUICK)
     await until_asked(server)
     assert not await ready(rig, rig.admin)
-    assert not await ready(rig, rig.data)
+    assert not await ready(rig, f"{rig.data}/-/trimtab")
     assert rig.proxy.unready() == ["pool default: no upstream is available"]
     server.status = 200
     await until(lambda: not rig.proxy.unready())
     assert await ready(rig, rig.admin)
-    assert await ready(rig, rig.data)
+    assert await ready(rig, f"{rig.data}/-/trimtab")
     server.status = 500
     await until(lambda: bool(rig.proxy.unready()))
     server.status = 200

@@ -10,6 +10,7 @@ import orjson
 import pytest
 
 from proxy.wire.base import BadRequest, MergeMismatch, Reply, WireFormat
+from proxy.wire.passthrough import OPAQUE
 from proxy.wire.registry import AUTO, RELAY, UnknownWireFormat, detect, route_names, wire_format, wire_names
 from tests.proxy.wire.formats import MERGEABLE, SAMPLES, Mergeable, Sample
 from tests.proxy.wire.support import cuts, parse, seen
@@ -53,10 +54,11 @@ class TestDetection:
         assert detect("POST", sample.path, "passthrough").route is RELAY
 
     @pytest.mark.parametrize(
-        "path", ["", "/", "*", "/metrics", "/v1", "/v1/files", "/../v1/chat", "/%00", "/é" * 999]
+        "path", ["", "/", "*", "/metrics", "/v1", "/v1/batches", "/../v1/chat", "/%00", "/é" * 999]
     )
     def test_strange_paths_are_relayed(self, path: str) -> None:
-        assert detect("POST", path).route is RELAY
+        assert detect("POST", path).route is OPAQUE
+        assert detect("GET", path).route is RELAY
 
     @pytest.mark.parametrize(
         ("path", "wire"),

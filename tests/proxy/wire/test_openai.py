@@ -53,7 +53,7 @@ class TestPaths:
     )
     def test_anything_else_is_left_alone(self, method: str, path: str) -> None:
         assert WIRE.match(method, path) is None
-        assert detect(method, path).route.queued is False
+        assert detect(method, path).wire.name == "passthrough"
 
 
 class TestReading:
