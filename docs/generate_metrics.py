@@ -11,6 +11,7 @@ from prometheus_client.core import Metric
 from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
 from backend.gpu import Gpu, Reading
+from proxy.collectors import StateKept
 from proxy.config.model import Config
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics
@@ -71,7 +72,7 @@ def metrics() -> str:
     proxy = Metrics(Config.model_validate({"upstreams": ["http://127.0.0.1:8000"]}).pools, process=False)
     worker = WorkerMetrics("demo", block_size=16, num_blocks=64, gpu=_gpu())
     worker.render(EngineStats())
-    counted = list(proxy.registry.collect())
+    counted = [*proxy.registry.collect(), *StateKept(lambda: True).collect()]
     sections = (
         ("Counted by the proxy", "Counters and histograms of the data plane.", counted),
         ("True right now", "Gauges, read from the pools when somebody scrapes.", PoolGauges(tuple, float).collect()),

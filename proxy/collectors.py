@@ -13,7 +13,7 @@ from policies import __version__
 from proxy.compiled import is_active
 from proxy.instruments import CounterFamily, HistogramFamily
 
-__all__ = ["BuildInfo", "FamilyCollector"]
+__all__ = ["BuildInfo", "FamilyCollector", "StateKept"]
 
 
 class FamilyCollector(Collector):
@@ -35,4 +35,21 @@ class BuildInfo(Collector):
         labels = ("version", "python", "compiled")
         family = GaugeMetricFamily("trimtab_build_info", "Always 1; what is running.", labels=labels)
         family.add_metric((__version__, platform.python_version(), "yes" if is_active() else "no"), 1.0)
+        yield family
+
+
+class StateKept(Collector):
+    """Shows whether what must survive a restart is being written down, where it is to be."""
+
+    def __init__(self, kept: Callable[[], bool | None]) -> None:
+        self._kept = kept
+
+    def collect(self) -> Iterable[Any]:
+        """Yield one gauge, without a value where nothing is to be kept."""
+        family = GaugeMetricFamily(
+            "trimtab_state_kept", "1 while what must survive a restart is written down, else 0."
+        )
+        kept = self._kept()
+        if kept is not None:
+            family.add_metric((), float(kept))
         yield family

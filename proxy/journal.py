@@ -6,7 +6,6 @@ import logging
 from pathlib import Path
 
 from proxy.config.model import LogConfig
-from proxy.store import StoreError
 
 __all__ = ["JournalFile"]
 
@@ -20,17 +19,26 @@ class JournalFile:
     A tool for looking into a decision, not a log to keep: a call costs tens of microseconds while it is on.
     """
 
-    def __init__(self, config: LogConfig) -> None:
-        """Open `config.journal`. Raises StoreError, naming the key, where it cannot be written."""
-        assert config.journal is not None
-        path = Path(config.journal)
-        try:
-            self._file = path.open("a", encoding="utf-8", buffering=_BUFFER)
-        except OSError as error:
-            raise StoreError(f"log.journal: {path}: {error.strerror}; give a file in a folder that exists") from error
+    def __init__(self, path: Path, max_bytes: int) -> None:
+        """Open the file. Raises OSError where it cannot be written."""
+        self._file = path.open("a", encoding="utf-8", buffering=_BUFFER)
         self._path = path
-        self._left = config.journal_max_mb * 1_000_000 - self._file.tell()
+        self._left = max_bytes - self._file.tell()
         self._open = True
+
+    @classmethod
+    def of(cls, config: LogConfig) -> JournalFile | None:
+        """Return the one that is configured; None for none, and where it cannot be written, which is logged."""
+        if config.journal is None:
+            return None
+        try:
+            return cls(Path(config.journal), config.journal_max_mb * 1_000_000)
+        except OSError as error:
+            _LOG.error(
+                "log.journal: %s: %s; nothing is written there, give a file in a folder that exists",
+                config.journal, error.strerror,
+            )  # fmt: skip
+            return None
 
     def write(self, line: str) -> None:
         """Append one line."""

@@ -17,13 +17,15 @@ from proxy.clock import Clock
 from proxy.config.model import StateConfig
 from proxy.prediction import Lengths
 from proxy.state import capture
-from proxy.store import Store
+from proxy.store import Store, StoreError
 from proxy.traffic import Traffic
 
 __all__ = ["Keeper"]
 
 _LOG = logging.getLogger("trimtab")
 _IN_MEMORY = 1000
+_UNWRITTEN = 10_000
+"""Decisions that wait for a disk to have room; older ones are only in the log then."""
 _PLANS = "/plans"
 """Where the changes to come are kept; no pool can have that name."""
 PREDICTOR_EVERY_S = 300.0
@@ -31,7 +33,7 @@ PREDICTOR_EVERY_S = 300.0
 
 
 class Keeper:
-    """Owns the file. Raises StoreError at once when it cannot be used; later trouble is logged and tried again."""
+    """Owns the file. Whatever is wrong with it is logged, told by `kept`, and tried again: serving goes on."""
 
     def __init__(
         self,
@@ -42,7 +44,8 @@ class Keeper:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._store = Store(Path(config.path)) if config.enabled and config.path else None
-        self._saved: dict[str, dict[str, Any]] = self._store.load() if self._store else {}
+        self._trouble: str | None = None
+        self._saved: dict[str, dict[str, Any]] = {} if self._store is None else self._begin(self._store)
         self._every_s = config.every_s
         self._traffic = traffic
         self._pools = pools
@@ -50,11 +53,47 @@ class Keeper:
         self._wall = wall
         self._plans: Callable[[], Mapping[str, Any]] = dict
         self._audit: deque[dict[str, Any]] = deque(maxlen=_IN_MEMORY)
-        self._unwritten: list[dict[str, Any]] = []
+        self._unwritten: deque[dict[str, Any]] = deque(maxlen=_UNWRITTEN)
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
         self._predictors: Callable[[], Mapping[str, Lengths]] = dict
         self._predictors_due = clock.now() + PREDICTOR_EVERY_S
+
+    @property
+    def kept(self) -> bool | None:
+        """Whether what must survive a restart is being written down; None where nothing is to be."""
+        return None if self._store is None else self._trouble is None
+
+    def _begin(self, store: Store) -> dict[str, dict[str, Any]]:
+        """Make the file ready and return what is in it; {} where that cannot be had."""
+        self._prepare(store)
+        try:
+            return store.load()
+        except StoreError as error:
+            _LOG.error("nothing that was learned or set before is known: %s", error)
+            return {}
+
+    def _prepare(self, store: Store) -> bool:
+        """Make the file ready to be written. Returns whether it is."""
+        try:
+            damage = store.prepare()
+        except StoreError as error:
+            self._failed(str(error))
+            return False
+        if damage is not None:
+            _LOG.error("state.path: %s was damaged, and a new one is begun: %s", store.path, damage)
+        return True
+
+    def _failed(self, trouble: str) -> None:
+        """Log trouble once, not every time it is met."""
+        if trouble != self._trouble:
+            self._trouble = trouble
+            _LOG.error("nothing will survive a restart for now (state.enabled: false turns this off): %s", trouble)
+
+    def _went_well(self) -> None:
+        if self._trouble is not None:
+            self._trouble = None
+            _LOG.warning("what must survive a restart is being written down again")
 
     def keep_predictors(self, predictors: Callable[[], Mapping[str, Lengths]]) -> None:
         """Show the pools' predictors what they had learned when the file was written, and save them from now on.
@@ -90,7 +129,12 @@ class Keeper:
         if self._store is None:
             return list(self._audit)[:limit]
         await self.save()
-        return await asyncio.to_thread(self._store.audit, limit)
+        try:
+            found = await asyncio.to_thread(self._store.audit, limit)
+        except OSError as error:
+            _LOG.error("the audit log in %s cannot be read: %s", self._store.path, error)
+            return list(self._audit)[:limit]
+        return [*reversed(self._unwritten), *found][:limit]
 
     def plans(self) -> Mapping[str, Any]:
         """Return the changes to come that the file had at start."""
@@ -104,17 +148,18 @@ class Keeper:
 
     async def stop(self) -> None:
         """Save for the last time."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
-        self._predictors_due = 0.0
-        await self.save()
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+            self._predictors_due = 0.0
+            await self.save()
+        if self._store is not None:
+            self._store.close()
 
     async def save(self) -> None:
-        """Write everything down. A disk that is full or gone is logged: serving goes on."""
+        """Write everything down. A disk that is full or gone is logged, once: serving goes on."""
         store = self._store
         if store is None:
             return
@@ -125,12 +170,17 @@ class Keeper:
         }
         states[_PLANS] = dict(self._plans())
         async with self._writing:
-            entries, self._unwritten = self._unwritten, []
+            if self._trouble is not None and not await asyncio.to_thread(self._prepare, store):
+                return
+            entries = list(self._unwritten)
+            self._unwritten.clear()
             try:
                 await asyncio.to_thread(_write, store, states, entries)
             except OSError as error:
-                self._unwritten = entries + self._unwritten
-                _LOG.error("state was not saved to %s: %s", store.path, error)
+                self._unwritten = deque([*entries, *self._unwritten], maxlen=_UNWRITTEN)
+                self._failed(f"state.path: {store.path}: {error}")
+                return
+            self._went_well()
             if now >= self._predictors_due:
                 self._predictors_due = now + PREDICTOR_EVERY_S
                 await self._save_predictors(store)

@@ -25,6 +25,9 @@ VERSION = 1
 ACTOR = "admin:restore"
 _LOG = logging.getLogger("trimtab")
 _MAX_AGE_S = 86_400.0
+_LONG_S = 1e12
+_MUCH = 1e9
+"""More tokens or items than any request has."""
 _PORT = re.compile(r":\d+$")
 _FIELDS = tuple(field.name for field in fields(Observation))
 _ROW = attrgetter(*_FIELDS)
@@ -153,13 +156,38 @@ def _observations(saved: Mapping[str, Any], generation: int, now: float, wall: f
         return []  # another version of Observation; its numbers may mean something else
     shift = now - saved["now"] - max(0.0, wall - saved["wall"])
     found = []
+    damaged = 0
     for row in saved["observations"]:
-        values = dict(zip(_FIELDS, row, strict=True))
-        values["result"] = Result(values["result"])
-        obs = Observation(**values)
+        obs = _observation(row, saved["now"])
+        if obs is None:
+            damaged += 1
+            continue
         if now - (obs.done + shift) > _MAX_AGE_S:
             continue
         times = {name: getattr(obs, name) + shift for name in _TIMES if getattr(obs, name) is not None}
         current = obs.generation == saved["generation"]
         found.append(replace(obs, generation=generation if current else -1, **times))
+    if damaged:
+        _LOG.warning("%d of the requests that were kept to learn from are damaged and left out", damaged)
     return found
+
+
+def _observation(row: Any, saved_at: float) -> Observation | None:
+    """Return a request that was kept; None for one that cannot have been, whose numbers would mislead for hours."""
+    try:
+        values = dict(zip(_FIELDS, row, strict=True))
+        values["result"] = Result(values["result"])
+        obs = Observation(**values)
+        texts = (obs.pool, obs.klass, obs.tenant, obs.upstream)
+        times = [time for time in (obs.arrival, obs.dispatched, obs.first_byte, obs.last_byte) if time is not None]
+        amounts = (obs.batch, obs.prompt_tokens, obs.output_tokens)
+        sound = (
+            all(text is None or isinstance(text, str) for text in texts)
+            and all(-_LONG_S < time <= obs.done for time in times)
+            and obs.done <= saved_at + 1.0
+            and all(amount is None or 0 <= amount <= _MUCH for amount in amounts)
+            and isinstance(obs.generation, int)
+        )
+    except (TypeError, ValueError):
+        return None
+    return obs if sound else None

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
 from proxy.config.model import Config
-from proxy.store import Store, StoreError
 
 __all__ = ["default_path", "kept_somewhere"]
-
-_LOG = logging.getLogger("trimtab")
 
 
 def default_path(config: Config, environ: Mapping[str, str], prefix: str = "") -> Path | None:
@@ -34,19 +30,11 @@ def default_path(config: Config, environ: Mapping[str, str], prefix: str = "") -
 
 
 def kept_somewhere(config: Config, environ: Mapping[str, str], prefix: str = "") -> Config:
-    """Return `config` with a file for its state, unless it names one or wants none.
-
-    A default that cannot be written to, as in a container with a read-only root, is a warning and no more.
-    """
+    """Return `config` with a file for its state, unless it names one, wants none, or there is no place for one."""
     state = config.state
     if not state.enabled or state.path is not None:
         return config
     path = default_path(config, environ, prefix)
-    if path is None:
-        return config
-    try:
-        Store(path)
-    except StoreError as error:
-        _LOG.warning("nothing will survive a restart (state.enabled: false silences this): %s", error)
-        return config
-    return config.model_copy(update={"state": state.model_copy(update={"path": str(path)})})
+    return (
+        config if path is None else config.model_copy(update={"state": state.model_copy(update={"path": str(path)})})
+    )

@@ -8,6 +8,7 @@ import socket
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from controller.decision import Decision
@@ -19,6 +20,7 @@ from proxy.admin.history import History
 from proxy.admin.operator import PoolView, Reloaded
 from proxy.admin.server import AdminServer
 from proxy.clock import Clock, LoopClock
+from proxy.collectors import StateKept
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.model import Config, PoolConfig
 from proxy.journal import JournalFile
@@ -34,6 +36,8 @@ __all__ = ["Steering"]
 _LOG = logging.getLogger("trimtab")
 _C = TypeVar("_C", bound=PoolController)
 _DECISIONS = logging.getLogger("trimtab.decisions")
+_NONSENSE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+"""What comes of data that a damaged file, or another version, has for us."""
 
 
 class Steering(ABC):
@@ -47,8 +51,9 @@ class Steering(ABC):
         self._reread = reread
         self._reloading = asyncio.Lock()
         self.traffic = Traffic(metrics)
-        self._journal = JournalFile(config.log) if config.log.journal else None
+        self._journal = JournalFile.of(config.log)
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
+        metrics.registry.register(StateKept(lambda: self.keeper.kept))
         self.expiry = Expiry(clock, lambda: self.pools, self.decided)
         self.agenda = Agenda(clock, lambda: self.pools, self.decided, self.expiry)
         self.history = History(clock, lambda: self.pools, self.agenda.wall)
@@ -92,8 +97,10 @@ class Steering(ABC):
     async def open(self, admin: socket.socket) -> None:
         """Answer operators on a listening socket, and begin to save state."""
         plans = self.keeper.plans()
-        self.expiry.restore(plans.get("expiring", ()), self.agenda.wall())
-        self.agenda.restore(plans.get("planned", ()))
+        for expiring in _each(plans, "expiring"):
+            _kept("a change that was to be taken back", partial(self.expiry.restore, [expiring], self.agenda.wall()))
+        for planned in _each(plans, "planned"):
+            _kept("a change that was planned", partial(self.agenda.restore, [planned]))
         self.history.start()
         await self.admin.start(admin)
         self.keeper.start(lambda: {"expiring": self.expiry.dump(self.agenda.wall()), "planned": self.agenda.dump()})
@@ -117,7 +124,7 @@ class Steering(ABC):
         try:
             controller = controller_for(restored_config(config, saved), now, kind, journal)
             shown = restore(config, controller, saved, now, time.time())
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except _NONSENSE as error:
             _LOG.error("pool %s: what was kept cannot be understood and is left out: %r", config.name, error)
             controller, shown = controller_for(config, now, kind, journal), 0
         if shown:
@@ -165,3 +172,17 @@ class Steering(ABC):
     async def audit(self, limit: int) -> list[dict[str, Any]]:
         """Return the newest decisions of operators, newest first."""
         return await self.keeper.audit(limit)
+
+
+def _each(kept: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the entries of a list that was kept; none where there is no list."""
+    entries = kept.get(name, ())
+    return list(entries) if isinstance(entries, list | tuple) else []
+
+
+def _kept(what: str, restore: Callable[[], None]) -> None:
+    """Take over one thing that was kept; one that makes no sense is logged and left out."""
+    try:
+        restore()
+    except _NONSENSE as error:
+        _LOG.error("%s cannot be understood and is left out: %r", what, error)

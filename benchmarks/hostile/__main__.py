@@ -23,6 +23,7 @@ from benchmarks.bars import Bar, report
 
 PARTS: dict[str, str] = {
     "crossing": "junk behind answers on kept connections",
+    "state": "a state file that is damaged, in the way, or another's",
 }
 """The parts and what each examines, in the order they run."""
 ON_THE_WIRE = ("crossing",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from aiohttp import web
 
 from proxy.admin.base import AUDIT, Group, answer
@@ -46,7 +48,7 @@ class SystemApi(Group):
     async def list_audit(self, request: web.Request) -> web.Response:
         """What operators decided, in all pools."""
         found = await self.operator.audit(integer(request, "limit", 50, 1, 1000))
-        return answer(AuditOut(decisions=[DecisionOut(**one) for one in found]))
+        return answer(AuditOut(decisions=[one for one in map(_decision, found) if one is not None]))
 
     async def healthz(self, request: web.Request) -> web.Response:
         """Whether the process answers."""
@@ -61,3 +63,12 @@ class SystemApi(Group):
         """Prometheus or OpenMetrics text."""
         body, content_type = await self.operator.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
+
+
+def _decision(entry: dict[str, Any]) -> DecisionOut | None:
+    """Return an entry of the audit log; None for one that was damaged on disk."""
+    try:
+        return DecisionOut(**entry)
+    except (TypeError, ValueError) as error:
+        AUDIT.error("an entry of the audit log is damaged and left out: %s", error)
+        return None

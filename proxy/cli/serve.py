@@ -93,7 +93,6 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
     except BindError as error:
         die(error)
     from proxy.run import run_loop, serve
-    from proxy.store import StoreError
 
     def started(_: object) -> None:
         pools = "; ".join(
@@ -106,11 +105,8 @@ def run(config: Config, reread: Callable[[], Config]) -> int:
             f"admin   {admin_scheme}://{address_of(admin)}  (/console/, /admin/v1/pools, /metrics, /readyz)", err=True
         )
 
-    try:
-        if config.workers == 1:
-            return run_loop(serve(config, data[0], admin, reread=reread, started=started))
-        from proxy.workers.supervisor import supervise
+    if config.workers == 1:
+        return run_loop(serve(config, data[0], admin, reread=reread, started=started))
+    from proxy.workers.supervisor import supervise
 
-        return run_loop(supervise(config, data, admin, reread=reread, started=started))
-    except StoreError as error:
-        die(error)
+    return run_loop(supervise(config, data, admin, reread=reread, started=started))

@@ -74,17 +74,13 @@ def command(
     from proxy import logs
     from proxy.descriptors import needed, raise_limit
     from proxy.run import run_loop
-    from proxy.store import StoreError
 
     logs.setup(config.log)
     raise_limit(needed(config))
     arguments = [sys.executable, "-m", "backend", "--model", model, "--port", str(worker_port)]
     arguments += [*(_DEMO_DTYPE if model == DEMO_MODEL else ()), *worker_args]
     up = _Up(find_file(file), overrides, data, admin)
-    try:
-        raise SystemExit(run_loop(up.run(arguments)))
-    except StoreError as error:
-        die(error)
+    raise SystemExit(run_loop(up.run(arguments)))
 
 
 def _with_upstream(overrides: Sequence[Override], url: str) -> list[Override]:

@@ -20,6 +20,7 @@ from prometheus_client.core import Metric
 from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
 from backend.gpu import Reading
+from proxy.collectors import StateKept
 from proxy.gauges import PoolGauges
 from proxy.metrics import Metrics as ProxyMetrics
 from proxy.predictor_metrics import PredictorMetrics
@@ -48,6 +49,7 @@ def families() -> dict[str, set[str]]:
     crew = CollectorRegistry(auto_describe=False)
     crew.register(WorkerGauges(cast("Any", SimpleNamespace(members={}, config=operator.config, restarts=0))))
     crew.register(PredictorMetrics(tuple))
+    crew.register(StateKept(lambda: True))
     registries = (crew, operator.metrics.registry, ProxyMetrics(operator.config.pools).registry, worker.registry)
     found: dict[str, set[str]] = {}
     for registry in registries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack
@@ -23,6 +24,7 @@ from proxy.state import capture, restore, restored_config
 from proxy.store import Store, StoreError
 from tests.proxy.app.conftest import Rig
 from tests.proxy.app.upstream import Upstream
+from tests.support.damaged_state import DAMAGES
 
 Make = Callable[..., Any]
 POOL = "/admin/v1/pools/default"
@@ -124,6 +126,7 @@ def test_what_another_version_kept_is_ignored(kept: dict[str, Any] | None) -> No
 
 def test_the_file_keeps_the_last_state_and_the_log(tmp_path: Path) -> None:
     store = Store(tmp_path / "deep" / "state.db")
+    store.prepare()
     store.save({"a": {"n": 1}, "b": {"n": 2}})
     store.save({"a": {"n": 3}})
     store.record([{"id": 1}, {"id": 2}])
@@ -133,19 +136,196 @@ def test_the_file_keeps_the_last_state_and_the_log(tmp_path: Path) -> None:
     assert [entry["id"] for entry in again.audit(2)] == [3, 2]
 
 
-def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+def kept_file(path: Path) -> Store:
+    """A good file, with a pool, a decision and requests to learn from; nobody holds it."""
+    controller = controller_for(pool(), 1000.0)
+    controller.pin({"max_batch_size": 5}, 1000.0, "admin:a")
+    store = Store(path)
+    assert store.prepare() is None
+    state = saved(pool(), controller, [observation(1000.0 - age / 10) for age in range(200, 0, -1)])
+    store.save({"default": state, "other": {"version": 1}, "/plans": {"expiring": [], "planned": []}})
+    store.record([decision.as_dict() for decision in controller.decisions.latest(10)])
+    store.close()
+    return store
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_no_damage_raises_anything_but_store_error_and_what_is_moved_aside_is_whole(
+    damage: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "state" / "state.db"
+    store = kept_file(path)
+    DAMAGES[damage](path)
+    before = path.read_bytes() if path.is_file() else None
+    found, refused = None, None
+    try:
+        found = store.prepare()
+    except StoreError as error:
+        refused = str(error)
+    finally:
+        store.close()
+    if refused is not None:
+        assert f"state.path: {path}: " in refused
+        assert before is None or path.read_bytes() == before, "what is not ours stays as it is"
+        return
+    aside = list(path.parent.glob("state.db.damaged-*"))
+    assert (found is None) == (not aside)
+    if found is not None:
+        assert str(aside[0]) in found
+        assert aside[0].read_bytes() == before
+    store.load()
+    store.save({"default": {"n": 1}})
+    store.record([{"id": 1}])
+    assert Store(path).load()["default"] == {"n": 1}
+    assert store.audit(1) == [{"id": 1}]
+
+
+@pytest.mark.parametrize("damage", ["text", "200 flipped bits", "half", "other columns", "schema page"])
+def test_a_damaged_file_is_moved_aside_and_the_oldest_of_many_go(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "state.db"
-    path.write_text("this is no database, and long enough that nobody could take it for an empty one " * 20)
-    with pytest.raises(StoreError, match=r"state\.path: .*state\.db: file is not a database"):
-        Store(path)
+    for _ in range(5):
+        store = kept_file(path)
+        DAMAGES[damage](path)
+        said = store.prepare()
+        assert said is not None
+        assert "it was moved to" in said
+        assert store.load() == {}
+        store.close()
+    assert len(list(tmp_path.glob("state.db.damaged-*[0-9]"))) == 3
 
 
-def test_a_file_with_a_broken_entry_is_named(tmp_path: Path) -> None:
-    store = Store(tmp_path / "state.db")
+def test_a_file_that_somebody_has_for_something_else_is_left_alone(tmp_path: Path) -> None:
+    notes = tmp_path / "trimtab.yaml"
+    notes.write_text("upstreams: [http://a:1]\n")
+    with pytest.raises(StoreError, match="it is no database; give a file of its own"):
+        Store(notes).prepare()
+    assert notes.read_text() == "upstreams: [http://a:1]\n"
+    shop = tmp_path / "shop.db"
+    with sqlite3.connect(shop) as connection:
+        connection.execute("CREATE TABLE customers (name TEXT)")
+        connection.execute("CREATE TABLE orders (name TEXT)")
+    with pytest.raises(StoreError, match="somebody else's"):
+        Store(shop).prepare()
+
+
+def test_entries_that_cannot_be_read_are_left_out_and_the_others_are_not(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = kept_file(tmp_path / "state.db")
     with sqlite3.connect(store.path) as connection:
-        connection.execute("INSERT INTO pools VALUES ('default', '{')")
-    with pytest.raises(StoreError, match=r"state\.path: .*state\.db cannot be read: .*; move it away"):
-        store.load()
+        connection.execute("UPDATE pools SET state = '{' WHERE name = 'default'")
+        connection.execute("INSERT INTO audit (entry) VALUES ('{')")
+    assert store.load() == {"other": {"version": 1}, "/plans": {"expiring": [], "planned": []}}
+    assert "what was kept of pool default is damaged and left out" in caplog.text
+    assert [entry["rule"] for entry in store.audit(5)] == ["admin.pin"]
+
+
+def test_requests_whose_numbers_cannot_be_are_left_out_and_the_others_are_learned(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    kept = saved(pool(), controller_for(pool(), 1000.0), [observation(999.0 - age / 10) for age in range(10)])
+    rows = kept["observations"]
+    done, prompt = (kept["fields"].index(name) for name in ("done", "prompt_tokens"))
+    rows[0][done], rows[1][done], rows[2][prompt], rows[3] = 1e300, float("nan"), -5, [1]
+    _, shown = restarted(pool(), kept)
+    assert shown == 6
+    assert "4 of the requests that were kept to learn from are damaged" in caplog.text
+
+
+def test_only_its_owner_may_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "state.db"
+    store = kept_file(path)
+    assert (path.parent.stat().st_mode & 0o777, path.stat().st_mode & 0o777) == (0o700, 0o600)
+    path.chmod(0o644)
+    store.prepare()
+    assert path.stat().st_mode & 0o777 == 0o600
+    path.unlink()
+    store.save({"default": {}})
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_one_process_writes_a_file_and_another_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    first, second = kept_file(path), Store(path)
+    first.prepare()
+    with pytest.raises(StoreError, match=rf"another process keeps its state there \(pid {os.getpid()}\)"):
+        second.prepare()
+    assert second.load()["other"] == {"version": 1}
+    first.close()
+    assert second.prepare() is None
+    second.close()
+
+
+async def test_two_proxies_on_one_file_both_serve_and_the_second_says_so(
+    tmp_path: Path, upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = {"upstreams": [upstream.url], "state": {"path": str(tmp_path / "state.db")}}
+    async with AsyncExitStack() as stack:
+        first = await Rig(stack, data).start()
+        async with AsyncExitStack() as inner:
+            second = await Rig(inner, data).start()
+            assert "another process keeps its state there" in caplog.text
+            assert await first.said() == await second.said() == "a"
+            assert (first.proxy.keeper.kept, second.proxy.keeper.kept) == (True, False)
+            await second.admin_json("PATCH", f"{POOL}/setpoints", json={"max_batch_size": 7})
+            audit = (await second.admin_json("GET", "/admin/v1/audit"))["decisions"]
+            assert [entry["rule"] for entry in audit] == ["admin.pin"]
+            await first.proxy.stop()
+            await second.proxy.keeper.save()
+            assert second.proxy.keeper.kept
+    assert Store(tmp_path / "state.db").load()["default"]["pins"] == {"max_batch_size": 7.0}
+
+
+@pytest.mark.parametrize("damage", [*list(DAMAGES)[::4], "odd audit", "odd plans", "plans of another shape"])
+async def test_whatever_is_wrong_with_the_file_the_proxy_serves_and_takes_orders(
+    damage: str, tmp_path: Path, upstream: Upstream
+) -> None:
+    path = tmp_path / "state" / "state.db"
+    kept_file(path)
+    DAMAGES[damage](path)
+    data = {"upstreams": [upstream.url], "state": {"path": str(path)}}
+    async with AsyncExitStack() as stack:
+        rig = await Rig(stack, data).start()
+        assert await rig.said() == "a"
+        await rig.admin_json("PATCH", f"{POOL}/setpoints", json={"max_batch_size": 9})
+        audit = (await rig.admin_json("GET", "/admin/v1/audit"))["decisions"]
+        assert audit[0]["rule"] == "admin.pin"
+
+
+async def metrics(rig: Rig) -> str:
+    async with rig.http.get(f"{rig.admin}/metrics") as answer:
+        return await answer.text()
+
+
+async def test_a_full_disk_is_said_once_and_what_was_decided_meanwhile_is_written_later(
+    tmp_path: Path, make_rig: Make, upstream: Upstream, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "state.db"
+    rig = await make_rig(upstreams=[upstream.url], state={"path": str(path)})
+    keeper = rig.proxy.keeper
+    await keeper.save()
+    store, full = keeper._store, True
+    save = store.save
+
+    def refuse(states: Any) -> None:
+        if full:
+            raise OSError("database or disk is full")
+        save(states)
+
+    store.save = refuse
+    for size in range(3, 9):
+        await rig.admin_json("PATCH", f"{POOL}/setpoints", json={"max_batch_size": size})
+        await keeper.save()
+    assert not keeper.kept
+    assert caplog.text.count("disk is full") == 1
+    assert "trimtab_state_kept 0.0" in (await metrics(rig))
+    audit = (await rig.admin_json("GET", "/admin/v1/audit"))["decisions"]
+    assert [entry["new"]["max_batch_size"] for entry in audit] == [8, 7, 6, 5, 4, 3]
+    full = False
+    await keeper.save()
+    assert keeper.kept
+    assert "trimtab_state_kept 1.0" in (await metrics(rig))
+    assert len(Store(path).audit(10)) == 6
 
 
 @pytest.mark.parametrize("nonsense", [{}, {"observations": [[1]]}, {"setpoints": None}, {"slo": {"x": 1}, "pins": 5}])
