@@ -114,6 +114,12 @@ class JournaledController(PoolController):
         """Change the promise."""
         return self._wrote("set_slo", (slo, now, actor, klass), super().set_slo(slo, now, actor, klass))
 
+    def note(
+        self, now: float, actor: str, rule: str, old: Mapping[str, Any], new: Mapping[str, Any], text: str
+    ) -> Decision:
+        """Keep a decision that is not its own."""
+        return self._wrote("note", (now, actor, rule, old, new, text), super().note(now, actor, rule, old, new, text))
+
     def pin(self, values: Mapping[str, float], now: float, actor: str) -> Decision:
         """Hold knobs."""
         return self._wrote("pin", (values, now, actor), super().pin(values, now, actor))

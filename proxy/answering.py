@@ -106,6 +106,8 @@ class Answering:
             tap = ticket.tap = wire.tap(call, fields.content_type)
             tap.feed(body)
             ticket.streamed = call.stream and fields.is_event_stream
+            if call.compat_key is not None:
+                self._heed(exchange, body)
         else:
             self._listen(fields)
             if ticket.tap is not None:
@@ -125,6 +127,9 @@ class Answering:
         self._write_answer(
             exchange.status, exchange.reason, exchange.lines, body, length, known_id=fields.has_request_id
         )
+
+    def _heed(self, exchange: Exchange, body: bytes) -> None:
+        """Take note of the whole answer to a call that might have been merged."""
 
     async def _tunnel(self, exchange: Exchange) -> None:
         """Switch protocols and pass bytes both ways until one side closes."""

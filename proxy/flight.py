@@ -262,7 +262,8 @@ class Flight(Asking):
             self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
         if pool.holding.on and pool.holding.elsewhere():
             raise Refused(NoUpstream())
-        if self.call is not None and pool.terms.mergeable(self.call):
+        call = self.call
+        if call is not None and call.compat_key is not None and pool.merges(call, self.incoming.target):
             self._share(pool, rules)
         elif route.queued and (route is not OPAQUE or pool.bounds_unknown):
             self._queue(pool, rules)
@@ -408,6 +409,12 @@ class Flight(Asking):
             self._finish()
         except Exception as error:
             self._fail(error)
+
+    def _heed(self, exchange: Exchange, body: bytes) -> None:
+        """Let the pool see how its upstream answers what could be merged."""
+        pool, lease, call, wire = self.pool, self._lease, self.call, self.wire
+        if pool is not None and lease is not None and call is not None and wire is not None:
+            pool.answered_alone(lease.endpoint, self.incoming.target, wire, call, body, exchange)
 
     def _spill(self, pool: Pool) -> None:
         """Give up an answer that says `not now` where another pool may be asked. Raises Refused."""

@@ -270,16 +270,22 @@ class RequestFields:
     def identity(self) -> tuple[object, ...]:
         """Return what of these fields must be equal for two requests to share an upstream call.
 
-        That is the credential, and everything that goes on but for what differs between callers without making
-        their requests different.
+        That is the credential, the host that was asked, the type of the body, and everything that goes on but for
+        what differs between callers without making their requests different.
         """
         if self._identity is None:
+            noted = self._noted
             own = [
                 field
                 for field in self.forwarded
-                if (name := field[0].lower()) not in _INDIFFERENT and not name.startswith(_INDIFFERENT_PREFIX)
+                if (name := field[0].lower()) not in _INDIFFERENT
+                and not name.startswith(_INDIFFERENT_PREFIX)
+                and not (name == b"accept" and _takes_json(field[1]))
             ]
-            self._identity = (self._noted.get(b"authorization"), *own)
+            kind = noted.get(b"content-type")
+            host = noted.get(b"x-forwarded-host") or noted.get(b"host")
+            is_json = kind is not None and kind.lower().replace(b" ", b"") in _JSON
+            self._identity = (noted.get(b"authorization"), host, _JSON if is_json else kind, *own)
         return self._identity
 
 
@@ -292,11 +298,17 @@ def _is_text(content_type: bytes) -> bool:
 
 
 _MAYBE_JSON = frozenset({b"", b"*/*", b"text/plain", b"text/json", b"application/x-www-form-urlencoded"})
+
+
+def _takes_json(accept: bytes) -> bool:
+    """Whether a caller with this Accept gets JSON from a server that can give it."""
+    return b"json" in accept or b"*/*" in accept
+
+
 _MAX_TENANT: Final = 128
 _PATIENCE = (b"x-trimtab-timeout-ms", b"x-slo-ttft-ms")
 _INDIFFERENT = frozenset(
     {
-        b"accept",
         b"accept-encoding",
         b"accept-language",
         b"baggage",
@@ -306,6 +318,7 @@ _INDIFFERENT = frozenset(
         b"user-agent",
     }
 )
+_JSON = (b"application/json", b"application/json;charset=utf-8")
 _INDIFFERENT_PREFIX: Final = b"x-stainless-"
 _LISTS = frozenset({b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
 _STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})

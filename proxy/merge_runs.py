@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
+from uuid import uuid4
 
 from proxy.clock import Clock
 from proxy.hooks import Hooks
@@ -14,6 +15,7 @@ from proxy.merger import Batch, by_length
 from proxy.merging import MergeRun
 from proxy.queue import Drop
 from proxy.slots import MergeSlots
+from proxy.trust import MergeTrust
 from proxy.turn import MergeTurn
 from proxy.underway import UnderWay
 from proxy.upstream.endpoint import Endpoint
@@ -35,6 +37,7 @@ class MergeRuns:
         slots: MergeSlots,
         leases: LeaseBook,
         under_way: UnderWay,
+        trust: MergeTrust,
         *,
         hooks: Hooks,
         clock: Clock,
@@ -45,6 +48,11 @@ class MergeRuns:
         self._slots = slots
         self._leases = leases
         self._under_way = under_way
+        self._trust = trust
+        self._heads: dict[tuple[str, str], list[bytes]] = {}
+        """The fields of the last answer of each upstream and operation that nobody here knows."""
+        self._name = uuid4().hex[:16]
+        self._sent = self._unchecked = 0
         self._hooks = hooks
         self._clock = clock
         self._on_freed = on_freed
@@ -53,8 +61,11 @@ class MergeRuns:
         self.tracing: Tracing | None = None
         """Who follows requests; None where nobody does."""
 
-    def send(self, batch: Batch, *, pads: bool) -> None:
-        """Call an upstream with `batch`, the shortest first where it pads them all to the longest."""
+    def send(self, batch: Batch, *, pads: bool, check_every: int = 0, vouched: bool = True) -> None:
+        """Call an upstream with `batch`, the longest first where it pads them all to the longest.
+
+        One in `check_every` merged calls has one of its members asked again alone; none with 0.
+        """
         members = cast("list[MergeTurn]", batch.members)
         if pads:
             members.sort(key=by_length)
@@ -79,7 +90,17 @@ class MergeRuns:
             ticket.generation = batch.generation
             ticket.upstream = endpoint.name
             until = max(until, member.until)
-        run = MergeRun(self._group, members[0].wire, batch, members, lease, until)
+        self._sent += 1
+        run = MergeRun(
+            self._group, members[0].wire, batch, members, lease, until, self._trust, self._heads,
+            f"{self._name}-{self._sent}",
+        )  # fmt: skip
+        if check_every and len(members) > 1:
+            self._unchecked += 1
+            if self._unchecked >= check_every:
+                self._unchecked = 0
+                run.checked = self._sent % len(members)
+                run.vouched = vouched
         if self.tracing is not None:
             run.shared = self.tracing.share(batch, members, endpoint.name, now)
         self._runs.add(run)

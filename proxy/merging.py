@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import ceil, log2
+from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from proxy.headers import lines_of
@@ -13,11 +14,13 @@ from proxy.lease import Lease
 from proxy.merger import Batch
 from proxy.outcome import InternalFault, NoUpstream, Outcome, OutOfConnections, UpstreamFailed, UpstreamTimeout
 from proxy.parts import PartHeads
+from proxy.shared_head import shared_lines
+from proxy.trust import MergeTrust
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.group import Group
 from proxy.upstream.outgoing import Outgoing
-from proxy.wire.base import MergeMismatch, WireFormat
+from proxy.wire.base import MergeMismatch, Reply, WireFormat
 
 if TYPE_CHECKING:
     from proxy.tracing import SharedCall
@@ -32,6 +35,18 @@ MAX_ANSWER_BYTES: Final = 1 << 30
 _SHARED = frozenset({401, 402, 403, 404, 405, 429, 503})
 """Answers that say nothing about any item in particular: everybody gets them."""
 _ITEM_AT_FAULT = frozenset({400, 413, 422})
+_KINDS = {
+    400: "invalid_request",
+    401: "unauthorized",
+    402: "payment_required",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    413: "too_large",
+    422: "invalid_request",
+    429: "rate_limited",
+    503: "unavailable",
+}
 _REPLACED = (b"accept-encoding:", b"accept:")
 
 
@@ -42,6 +57,10 @@ def outcome_of(error: UpstreamError) -> Outcome:
     if error.failure is Failure.NO_DESCRIPTORS:
         return OutOfConnections()
     return UpstreamFailed(error.failure.value)
+
+
+def _target(member: MergeTurn) -> str:
+    return member.outgoing.target.decode("utf-8", "surrogateescape")
 
 
 class MergeRun:
@@ -55,9 +74,27 @@ class MergeRun:
     """
 
     def __init__(
-        self, group: Group, wire: WireFormat, batch: Batch, members: Sequence[MergeTurn], lease: Lease, until: float
+        self,
+        group: Group,
+        wire: WireFormat,
+        batch: Batch,
+        members: Sequence[MergeTurn],
+        lease: Lease,
+        until: float,
+        trust: MergeTrust,
+        heads: dict[tuple[str, str], list[bytes]],
+        name: str,
     ) -> None:
         self._group = group
+        self._trust = trust
+        self._heads = heads
+        self._id_line = b"X-Request-Id: %b\r\n" % name.encode("ascii")
+        self.vouched = True
+        """Whether the operator or a profile has it merged, and not just the look of an answer."""
+        self.checked: int | None = None
+        """Which member is asked again alone once everybody has an answer; None for none."""
+        self._check: tuple[MergeTurn, Reply] | None = None
+        """That member and its part."""
         self._wire = wire
         self._members = list(members)
         self._lease = lease
@@ -108,6 +145,8 @@ class MergeRun:
     async def _run(self) -> None:
         if not await self._try(self._members):
             await self._split(self._members)
+        if self._check is not None:
+            await self._ask_again(*self._check)
 
     async def _split(self, members: Sequence[MergeTurn]) -> None:
         """Find the guilty among `members`, whose call has just failed or would fail."""
@@ -175,8 +214,12 @@ class MergeRun:
             first.resolve(answer)
             return True
         if not 200 <= exchange.status < 300:
+            if exchange.status < 400:
+                # Where to go instead is each request's own affair.
+                await self._singly(members)
+                return True
             self._last = answer
-            if exchange.status in _SHARED or exchange.status < 400:
+            if exchange.status in _SHARED:
                 self._settle(members)
                 return True
             if exchange.status in _ITEM_AT_FAULT:
@@ -184,14 +227,39 @@ class MergeRun:
             return False
         try:
             replies = self._wire.split(calls, exchange.status, body, fields.fields)
-        except MergeMismatch:
+        except MergeMismatch as error:
+            self._trust.undivided(
+                self._lease.endpoint.name, first.call.route.name, _target(first), str(error), monotonic()
+            )
             await self._singly(members)
             return True
-        heads = PartHeads(exchange.lines)
+        if self._trust.doubting:
+            self._trust.divided(first.call.route.name, _target(first))
+        known = (self._lease.endpoint.name, first.call.route.name)
+        heads = PartHeads(exchange.lines, self._heads.get(known, ()))
         for member, reply in zip(members, replies, strict=True):
             reason = exchange.reason if reply.status == exchange.status else None
             member.resolve(Answer(reply.status, reason, heads.lines(reply), reply.body))
+        self._heads[known] = heads.unknown
+        if self.checked is not None and not first.call.route.generates and members == self._members:
+            self._check = members[self.checked], replies[self.checked]
         return True
+
+    async def _ask_again(self, member: MergeTurn, part: Reply) -> None:
+        """Ask for one that has its answer once more, alone, and compare. It is nobody's answer any more."""
+        lease, upstream = self._lease, self._lease.endpoint.name
+        try:
+            exchange = await self._group.call(
+                lease, member.outgoing, total_deadline=self._until, gather=True, limit=MAX_ANSWER_BYTES
+            )
+        except UpstreamError as error:
+            log.info("a request could not be asked again alone at %s: %s", upstream, error)
+            return
+        body = exchange.take()
+        if lease.endpoint.name != upstream or not 200 <= exchange.status < 300:
+            return
+        if not self._wire.alike(part, body, exchange.fields.fields):
+            self._trust.differed(upstream, member.call.route.name, _target(member), monotonic(), vouched=self.vouched)
 
     async def _singly(self, members: Sequence[MergeTurn]) -> None:
         """Never guess whose result is whose."""
@@ -207,8 +275,9 @@ class MergeRun:
         first = members[0].outgoing
         replaced = self._wire.merge_headers(calls, body)
         names = tuple(name + b":" for name, _ in replaced) + _REPLACED
-        kept = [line for line in first.lines.splitlines(True) if not line.lower().startswith(names)]
-        kept_lines = b"".join(kept)
+        common = shared_lines(members)
+        kept = [line for line in common.splitlines(True) if not line.lower().startswith(names)]
+        kept_lines = b"".join(kept) + self._id_line
         if self.shared is not None:
             kept_lines = self.shared.onto(kept_lines)
         own = lines_of(replaced) if replaced else b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
@@ -223,8 +292,14 @@ class MergeRun:
         )
 
     def _settle(self, members: Sequence[MergeTurn]) -> None:
-        """Give `members` the failure they had together."""
+        """Give `members` the failure they had together.
+
+        What the upstream says of a call that several share may be about any of them, so they are told its status in
+        words of our own.
+        """
         last = self._last
+        if isinstance(last, Answer):
+            last = self._in_own_words(last)
         for member in members:
             if member.settled:
                 continue
@@ -234,6 +309,11 @@ class MergeRun:
                 member.fail(outcome_of(last))
             else:
                 member.fail(NoUpstream())
+
+    def _in_own_words(self, answer: Answer) -> Answer:
+        text = f"The inference server answered with status {answer.status} to a call that several requests shared."
+        reply = self._wire.error(answer.status, _KINDS.get(answer.status, "upstream_error"), text)
+        return Answer(answer.status, None, PartHeads(answer.lines).lines(reply), reply.body)
 
     def _fail_rest(self, outcome: Outcome) -> None:
         for member in self._members:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Hashable, Iterable
+from collections import deque
+from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from controller.decision import Decision
 from controller.load import Load
@@ -30,21 +31,27 @@ from proxy.prediction import Lengths, lengths_for
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.rules import ClassRules, controller_for
 from proxy.slots import MergeSlots
-from proxy.terms import Terms
+from proxy.terms import Merging, Terms
 from proxy.ticket import Ticket
 from proxy.tls import fingerprint
+from proxy.trust import MergeTrust
 from proxy.turn import MergeTurn, Turn
 from proxy.underway import UnderWay
 from proxy.upstream.build import build_group, build_poller
 from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import Group
 from proxy.upstream.leaving import Leaving, note_drain
 from proxy.upstream.probe import Prober
 from proxy.upstream.routing import AffinityKey
+from proxy.wire.base import Call, WireFormat
 
 __all__ = ["ClassRules", "Pool", "controller_for"]
 
 log = logging.getLogger("trimtab.proxy")
+
+Said = tuple[float, str, dict[str, Any], dict[str, Any], str]
+_KEPT_NOTES: Final = 32
 
 
 class Pool:
@@ -105,8 +112,12 @@ class Pool:
             dispatch=self._send,
             max_tokens=config.max_batch_tokens,
         )
+        self.said: deque[Said] = deque(maxlen=_KEPT_NOTES)
+        """What was decided here about merging, for whoever keeps the decisions of several processes to take."""
+        self.trust = MergeTrust([endpoint.name for endpoint in self.group.endpoints], self._note)
+        """Which operations share calls where nobody said so."""
         self.runs = MergeRuns(
-            self.name, self.group, slots, self.leases, self._under_way,
+            self.name, self.group, slots, self.leases, self._under_way, self.trust,
             hooks=self.hooks, clock=clock, on_freed=self.merge.poke,
         )  # fmt: skip
         """The merged calls that are under way."""
@@ -256,6 +267,23 @@ class Pool:
         if turn.lease is None:
             raise Refused(self._refusal(turn.why))
         return turn.lease
+
+    def merges(self, call: Call, target: str) -> bool:
+        """Whether `call` to `target` is to share an upstream call with others."""
+        merging = self.terms.merging(call.route)
+        if merging is Merging.VOUCHED and not self.trust.doubting:
+            return True
+        return merging is not Merging.NEVER and self.trust.merges(
+            call.route.name, target, self._clock.now(), vouched=merging is Merging.VOUCHED
+        )
+
+    def answered_alone(
+        self, endpoint: Endpoint, target: str, wire: WireFormat, call: Call, body: bytes, exchange: Exchange
+    ) -> None:
+        """Take the answer to a call that could have been merged, had its upstream been recognised."""
+        if exchange.status == 200 and self.terms.merging(call.route) is Merging.RECOGNISED:
+            fields, now = exchange.fields.fields, self._clock.now()
+            self.trust.looked_at(endpoint.name, target, wire, call, body, fields, now)
 
     def join(self, turn: MergeTurn, key: Hashable) -> None:
         """Let a newcomer wait for its part of a merged call; it is told when that is there. Raises Refused."""
@@ -407,7 +435,16 @@ class Pool:
 
     def _send(self, batch: Batch) -> None:
         """The merger closed a batch."""
-        self.runs.send(batch, pads=self.terms.pads)
+        terms, members = self.terms, batch.members
+        route = cast(MergeTurn, members[0]).call.route
+        vouched = terms.merging(route) is Merging.VOUCHED
+        self.runs.send(batch, pads=terms.pads, check_every=terms.check_merged_every, vouched=vouched)
+
+    def _note(self, rule: str, before: Mapping[str, Any], after: Mapping[str, Any], text: str) -> None:
+        """Keep a decision about merging."""
+        now = self._clock.now()
+        self.controller.note(now, "controller", rule, before, after, text)
+        self.said.append((now, rule, dict(before), dict(after), text))
 
     def _left(self, lane: Lane) -> None:
         if lane.place is not None:

@@ -8,7 +8,7 @@ from proxy.config.model import Config, PoolConfig
 
 __all__ = ["LIVE_POOL_KEYS", "Change", "compare", "keeps_controller", "needs_new_pool"]
 
-LIVE_POOL_KEYS = frozenset({"slo", "law", "law_options", "fallback", "predictor"})
+LIVE_POOL_KEYS = frozenset({"check_merged_every", "slo", "law", "law_options", "fallback", "predictor"})
 """Keys of a pool that take effect in place, without losing what its controller or its predictor has learned."""
 
 _LIVE = frozenset({"pools", "drain", "log", "keys", "forward_keys"})

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 from proxy.config.model import PoolConfig
 from proxy.profile import load_profile
 from proxy.rules import ClassRules
-from proxy.wire.base import Call, Route
+from proxy.wire.base import Route
 
-__all__ = ["Terms"]
+__all__ = ["Merging", "Terms"]
+
+
+class Merging(IntEnum):
+    """Whether calls of an operation share upstream calls."""
+
+    NEVER = 0
+    RECOGNISED = 1
+    """Where its upstreams were recognised as servers of its protocol."""
+    VOUCHED = 2
+    """As the operator or the upstreams' profiles say."""
 
 
 class Terms:
@@ -16,9 +28,11 @@ class Terms:
     __slots__ = (
         "_dispatch",
         "_merged_routes",
+        "_named",
         "_profiles",
         "any_model",
         "bounds_unknown",
+        "check_merged_every",
         "keepalive_s",
         "max_wait_s",
         "pads",
@@ -29,8 +43,11 @@ class Terms:
 
     def __init__(self, config: PoolConfig) -> None:
         self._dispatch = config.dispatch
+        self._named = config.wire != "auto"
         self._profiles = tuple([load_profile(upstream.profile) for upstream in config.upstreams])
-        self._merged_routes: dict[str, bool] = {}
+        self._merged_routes: dict[str, Merging] = {}
+        self.check_merged_every = config.check_merged_every
+        """Of so many merged calls one has a member asked again alone; 0 for never."""
         self.any_model = "*" in config.match.models
         """Whether the pool takes requests whatever model they name."""
         self.bounds_unknown = _bounds_unknown(config)
@@ -45,23 +62,31 @@ class Terms:
         self.max_wait_s: float = config.queue.max_wait_ms / 1000.0
         self.upstream_wait_s: float = config.queue.upstream_wait_ms / 1000.0
 
-    def mergeable(self, call: Call) -> bool:
-        """Whether `call` is to share upstream calls with others."""
-        if call.compat_key is None:
-            return False
-        merged = self._merged_routes.get(call.route.name)
+    def merging(self, route: Route) -> Merging:
+        """Return whether the proxy makes the batches for `route`."""
+        merged = self._merged_routes.get(route.name)
         if merged is None:
-            merged = self._merged_routes[call.route.name] = self._merges(call.route)
+            merged = self._merged_routes[route.name] = self._merges(route)
         return merged
 
-    def _merges(self, route: Route) -> bool:
-        """Whether the proxy makes the batches for `route`: as configured, else as every upstream would have it."""
+    def _merges(self, route: Route) -> Merging:
+        """As configured, else as every upstream would have it.
+
+        Of an upstream without a profile only the protocol is known, if at all: the pool's `wire` names it, or its
+        answers show it. Whether others than lists by definition may be merged there, nobody has said.
+        """
         if self._dispatch != "auto":
-            return self._dispatch == "merge"
-        return all(
-            route.auto_merge if profile.name == "auto" else profile.dispatch_for(route.name) == "merge"
-            for profile in self._profiles
-        )
+            return Merging.VOUCHED if self._dispatch == "merge" else Merging.NEVER
+        found = Merging.VOUCHED
+        for profile in self._profiles:
+            if profile.name != "auto":
+                wanted = Merging.VOUCHED if profile.dispatch_for(route.name) == "merge" else Merging.NEVER
+            elif route.auto_merge:
+                wanted = Merging.VOUCHED if self._named else Merging.RECOGNISED
+            else:
+                wanted = Merging.NEVER
+            found = min(found, wanted)
+        return found
 
 
 _ASKED_FOR = frozenset({"dispatch", "law", "setpoints", "slo"})

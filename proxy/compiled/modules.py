@@ -68,10 +68,12 @@ _PROXY = (
     "repeat",
     "reply",
     "rules",
+    "shared_head",
     "slots",
     "terms",
     "ticket",
     "traffic",
+    "trust",
     "turn",
     "underway",
 )
@@ -92,10 +94,12 @@ _UPSTREAM = (
     "standing",
 )
 _WIRE = (
+    "alike",
     "anthropic",
     "anyusage",
     "base",
     "embeddings",
+    "envelope",
     "items",
     "jsonbody",
     "kserve",

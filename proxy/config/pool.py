@@ -257,12 +257,19 @@ class PoolConfig(Section):
     dispatch: Literal["auto", "merge", "gate"] = Field(
         default="auto",
         description="merge: the proxy makes batches. gate: the upstream batches, the proxy bounds its concurrency. "
-        "auto: merge what can be merged, gate the rest.",
+        "auto: merge lists of independent items where the upstream is known to take them, gate the rest.",
     )
     slo: SloConfig = Field(default=SloConfig(), description="The promise.")
     setpoints: SetpointsConfig = Field(default=SetpointsConfig(), description="The knobs.")
     max_batch_tokens: int | None = Field(
         default=None, ge=1, le=100_000_000, description="merge: most estimated tokens in one upstream call."
+    )
+    check_merged_every: int = Field(
+        default=1000,
+        ge=0,
+        le=1_000_000_000,
+        description="merge: of so many merged calls one has a member asked again alone, and the answers compared; "
+        "0: never.",
     )
     depth: int = Field(default=2, ge=1, le=64, description="merge: upstream calls in flight per upstream.")
     queue: QueueConfig = Field(default=QueueConfig(), description="Bounds of the queue.")

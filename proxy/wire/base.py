@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 from mypy_extensions import mypyc_attr
 
+from proxy.wire.alike import alike
+
 __all__ = [
     "LARGEST_COUNT",
     "BadRequest",
@@ -78,8 +80,9 @@ class Route(NamedTuple):
     generates: bool = True
     """Whether the answer grows token by token; embeddings, scores and listings do not."""
     auto_merge: bool = False
-    """Whether calls with equal keys merge under `dispatch: auto`. Where that needs the operator's word (a first
-    dimension that is a batch, a reranker that scores documents one by one), only under `dispatch: merge`."""
+    """Whether the protocol itself defines its calls as lists of independent items, so that calls with equal keys may
+    merge under `dispatch: auto` at a server that speaks it. Where that needs the operator's word (a first dimension
+    that is a batch, a reranker that scores documents one by one), only under `dispatch: merge`."""
 
 
 @dataclass(slots=True, init=False)
@@ -219,6 +222,8 @@ class WireFormat:
     name: ClassVar[str] = "passthrough"
     routes: ClassVar[tuple[Route, ...]] = ()
     """Every operation it may claim."""
+    varying: ClassVar[frozenset[str]] = frozenset({"created", "id", "usage"})
+    """Members of an answer that differ from one time to the next, though what was asked is the same."""
 
     def match(self, method: str, path: str) -> Route | None:
         """Return the operation that `method path` is in this protocol, or None."""
@@ -265,3 +270,14 @@ class WireFormat:
         is. Raises MergeMismatch when the answer does not map one to one onto the items.
         """
         raise NotImplementedError
+
+    def recognises(self, call: Call, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a 200 to `call` alone has what only servers of this protocol answer such a call with.
+
+        Asked of operations that merge unasked (`Route.auto_merge`), where nobody has said what the server is.
+        """
+        return False
+
+    def alike(self, part: Reply, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether a part of a merged answer says the same as `body` and `headers`, its request's answer alone."""
+        return alike(part.body, body, self.varying)

@@ -7,13 +7,13 @@ from typing import Any
 
 import orjson
 
-from proxy.wire.base import Call, Reply
+from proxy.wire.base import Call, MergeMismatch, Reply
 from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
 from proxy.wire.items import by_index
 from proxy.wire.usage import split_usage
 from proxy.wire.vectors import load_reply
 
-__all__ = ["cut_vectors", "split_embeddings"]
+__all__ = ["cut_vectors", "is_embeddings", "split_embeddings"]
 
 _GAP = orjson.Fragment(b"\0")
 """Marks where something is to be filled in: text never brings a NUL along, for JSON escapes it."""
@@ -53,6 +53,18 @@ def split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Re
             pieces += (orjson.dumps(bills[position]), end)
         replies.append(Reply(status, b"".join(pieces)))
     return replies
+
+
+def is_embeddings(body: bytes, count: int) -> bool:
+    """Whether an answer is OpenAI's list of `count` embeddings, in its own words."""
+    try:
+        envelope, _ = cut_vectors(body)
+        results = by_index(envelope.get("data"), count)
+    except MergeMismatch:
+        return False
+    return envelope.get("object") == "list" and all(
+        result.get("object") == "embedding" and result.get("embedding") is not None for result in results
+    )
 
 
 def cut_vectors(body: bytes) -> tuple[dict[str, Any], list[bytes]]:

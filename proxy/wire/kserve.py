@@ -14,7 +14,7 @@ from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object, whole
 from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt
 from proxy.wire.sse import SseTap, comment, holds
-from proxy.wire.tensors import Tensor, TensorError, holds_its_type, join, read_tensors, rows
+from proxy.wire.tensors import Tensor, TensorError, alike_tensors, holds_its_type, join, read_tensors, rows
 
 __all__ = ["KServe"]
 
@@ -110,13 +110,7 @@ class KServe(WireFormat):
         """Cut every output along its first dimension."""
         if len(calls) == 1 or not 200 <= status < 300:
             return pass_on(calls, status, body, headers)
-        length = next((value for name, value in headers if name.lower() == JSON_LENGTH), None)
-        cut = len(body)
-        if length is not None:
-            announced = _digits(length.decode("latin-1"))
-            if announced is None or announced > len(body):
-                raise MergeMismatch("the answer's JSON length is wrong")
-            cut = announced
+        cut = _json_end(body, headers)
         try:
             answer = orjson.loads(body[:cut])
             outputs = read_tensors(answer.get("outputs") if type(answer) is dict else None, body[cut:])
@@ -132,6 +126,13 @@ class KServe(WireFormat):
             mine = [part[position] for part in parts]
             replies.append(_reply(call, position, status, answer, outputs, mine))
         return replies
+
+    def alike(self, part: Reply, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Compare tensors, binary ones by the numbers in them."""
+        one, other = _outputs(part.body, part.headers), _outputs(body, headers)
+        if one is None or other is None:
+            return super().alike(part, body, headers)
+        return len(one) == len(other) and all(alike_tensors(*pair) for pair in zip(one, other, strict=True))
 
 
 class GenerateStreamTap(SseTap):
@@ -159,6 +160,27 @@ def _json_length(value: str | None, size: int) -> int | None:
             param="Inference-Header-Content-Length",
         )
     return length
+
+
+def _json_end(body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Return where the JSON of an answer ends. Raises MergeMismatch when that is beyond its end."""
+    length = next((value for name, value in headers if name.lower() == JSON_LENGTH), None)
+    if length is None:
+        return len(body)
+    announced = _digits(length.decode("latin-1"))
+    if announced is None or announced > len(body):
+        raise MergeMismatch("the answer's JSON length is wrong")
+    return announced
+
+
+def _outputs(body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> list[Tensor] | None:
+    """Return the outputs of an answer; None when it holds none that can be read."""
+    try:
+        cut = _json_end(body, headers)
+        answer = orjson.loads(body[:cut])
+        return read_tensors(answer.get("outputs") if type(answer) is dict else None, body[cut:])
+    except (orjson.JSONDecodeError, TensorError, MergeMismatch):
+        return None
 
 
 def _digits(value: str) -> int | None:

@@ -27,6 +27,7 @@ EMBEDDINGS = Route("ollama.embeddings", generates=False)
 MODELS = Route("models", inspect=False, queued=False, generates=False)
 
 _POST = {"/api/generate": GENERATE, "/api/chat": CHAT, "/api/embed": EMBED, "/api/embeddings": EMBEDDINGS}
+_TIMES = ("total_duration", "load_duration")
 _GET = ("/api/tags", "/api/ps", "/api/version")
 
 
@@ -34,6 +35,7 @@ class Ollama(WireFormat):
     """The `ollama` wire format. Streams are lines of JSON and are the default; `/api/embed` merges."""
 
     name = "ollama"
+    varying = frozenset({"created_at", "load_duration", "prompt_eval_count", "total_duration"})
     routes = (
         GENERATE,
         CHAT,
@@ -83,6 +85,16 @@ class Ollama(WireFormat):
     def tap(self, call: Call, content_type: str) -> Tap:
         """Return a reader of the answer's counts."""
         return OllamaTap() if content_type.startswith("application/x-ndjson") else TailTap(_read_counts)
+
+    def recognises(self, call: Call, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether it holds one embedding for each input, and the times that Ollama tells."""
+        if call.route is not EMBED:
+            return False
+        try:
+            envelope, rows = load_rows(body, "embeddings", alike=True)
+        except MergeMismatch:
+            return False
+        return len(rows) == call.items and all(type(envelope.get(name)) is int for name in _TIMES)
 
     def merge(self, calls: Sequence[Call]) -> bytes:
         """Return one body whose `input` lists everybody's items."""

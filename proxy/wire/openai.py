@@ -9,7 +9,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
-from proxy.wire.embeddings import split_embeddings
+from proxy.wire.embeddings import is_embeddings, split_embeddings
 from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
 from proxy.wire.items import by_index, merged_body, pass_on, read_items
 from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
@@ -129,6 +129,10 @@ class OpenAI(WireFormat):
         if call.route is CHAT:
             return ChatTap()
         return ResponsesTap() if call.route is RESPONSES else CompletionTap()
+
+    def recognises(self, call: Call, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether it is a list of embeddings in OpenAI's own words, one for each input."""
+        return call.route is EMBEDDINGS and is_embeddings(body, call.items)
 
     def merge(self, calls: Sequence[Call]) -> bytes:
         """Return one body whose `input` or `prompt` lists everybody's items."""

@@ -21,6 +21,7 @@ EMBED = Route("tei.embed", generates=False, auto_merge=True)
 RERANK = Route("tei.rerank", generates=False, auto_merge=True)
 PREDICT = Route("tei.predict", generates=False, auto_merge=True)
 
+_FIELDS = frozenset({b"x-compute-type", b"x-inference-time"})
 _POST = {"/embed": EMBED, "/embed_all": EMBED, "/embed_sparse": EMBED, "/rerank": RERANK, "/predict": PREDICT}
 
 
@@ -69,6 +70,16 @@ class TEI(WireFormat):
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": message, "error_type": ...}`."""
         return Reply(status, huggingface_error(status, message, param))
+
+    def recognises(self, call: Call, body: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
+        """Whether it has the fields that this server adds to its answers, and a list with one entry an input."""
+        names = {name.lower() for name, _ in headers}
+        if call.route is not EMBED or not names >= _FIELDS:
+            return False
+        try:
+            return len(load_rows(body, alike=call.extra["flat"])[1]) == call.items
+        except MergeMismatch:
+            return False
 
     def merge(self, calls: Sequence[Call]) -> bytes:
         """Return one body that lists everybody's inputs."""

@@ -8,7 +8,9 @@ from itertools import pairwise
 from math import prod
 from typing import Any, Final, NamedTuple
 
-__all__ = ["ITEM_BYTES", "Tensor", "TensorError", "holds_its_type", "join", "read_tensors", "rows"]
+from proxy.wire.alike import alike_numbers
+
+__all__ = ["ITEM_BYTES", "Tensor", "TensorError", "alike_tensors", "holds_its_type", "join", "read_tensors", "rows"]
 
 ITEM_BYTES = {
     "BOOL": 1,
@@ -27,6 +29,7 @@ ITEM_BYTES = {
 }
 """Bytes per element; `BYTES` elements carry their own length, 4 bytes little-endian, in front."""
 
+_FLOATS = {"FP16": "e", "FP32": "f", "FP64": "d"}
 MAX_RANK: Final = 32
 
 _COMPOUND: Final = frozenset({list, dict})
@@ -182,6 +185,17 @@ def _element_ends(data: bytes) -> list[int]:
             raise TensorError("a BYTES tensor ends inside an element")
         ends.append(position)
     return ends
+
+
+def alike_tensors(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same, but for numbers that are merely close."""
+    if (one.name, one.datatype, one.shape, one.form) != (other.name, other.datatype, other.shape, other.form):
+        return False
+    code = _FLOATS.get(one.datatype)
+    if one.form != "binary" or code is None:
+        return one.data == other.data or (one.form != "binary" and alike_numbers(one.data, other.data))
+    form = f"<{len(one.data) // ITEM_BYTES[one.datatype]}{code}"
+    return alike_numbers(list(struct.unpack(form, one.data)), list(struct.unpack(form, other.data)))
 
 
 def join(tensors: Sequence[Tensor]) -> tuple[list[int], Any]:

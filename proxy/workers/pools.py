@@ -51,6 +51,8 @@ class LedPool:
         self._loads[worker] = load
         self._stats[worker] = report["stats"]
         self.controller.arrived(report["arrivals"])
+        for now, rule, before, after, text in report.get("said", ()):
+            self.controller.note(now, "controller", rule, before, after, f"Worker {worker}: {text}")
 
     def observed(self, worker: int, obs: Observation) -> Observation:
         """Let the controller learn from a finished request; return it as the whole pool saw it.

@@ -237,7 +237,12 @@ class Worker:
     def _news(self, *, with_dump: bool = False, last: bool = False) -> dict[str, Any]:
         now = self._clock.now()
         pools = {
-            name: {"load": asdict(pool.load(now)), "stats": pool.stats(), "arrivals": pool.controller.take_arrivals()}
+            name: {
+                "load": asdict(pool.load(now)),
+                "stats": pool.stats(),
+                "arrivals": pool.controller.take_arrivals(),
+                "said": [pool.said.popleft() for _ in range(len(pool.said))],
+            }
             for name, pool in self.plane.pools.items()
             if isinstance(pool.controller, Follower)
         }

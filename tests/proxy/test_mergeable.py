@@ -2,25 +2,37 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from proxy.config.model import PoolConfig
-from proxy.pool import Pool
-from proxy.wire.base import Call, Route
-from tests.support.virtual_clock import VirtualClock
+from proxy.terms import Merging, Terms
+from proxy.wire.base import Route
 
+URL = "http://127.0.0.1:9"
 EMBED = Route("embeddings", generates=False, auto_merge=True)
 RERANK = Route("rerank", generates=False)
+PREDICT = Route("tfserving.predict", generates=False)
 COMPLETE = Route("completions")
+NEVER, RECOGNISED, VOUCHED = Merging
 
 
 @pytest.mark.parametrize(
-    ("dispatch", "merged"),
-    [("auto", {EMBED}), ("merge", {EMBED, RERANK, COMPLETE}), ("gate", set())],
+    ("config", "merged"),
+    [
+        ({}, {EMBED: RECOGNISED}),
+        ({"dispatch": "merge"}, dict.fromkeys((EMBED, RERANK, PREDICT, COMPLETE), VOUCHED)),
+        ({"dispatch": "gate"}, {}),
+        ({"wire": "openai"}, {EMBED: VOUCHED}),
+        ({"upstreams": [{"url": URL, "profile": "vllm"}]}, {EMBED: VOUCHED}),
+        ({"upstreams": [{"url": URL, "profile": "tf-serving"}]}, {PREDICT: VOUCHED}),
+        ({"upstreams": [URL, {"url": URL + "0", "profile": "vllm"}]}, {EMBED: RECOGNISED}),
+        ({"upstreams": [URL, {"url": URL + "0", "profile": "llamacpp"}]}, {EMBED: RECOGNISED}),
+        ({"upstreams": [URL, {"url": URL + "0", "profile": "triton"}]}, {}),
+    ],
 )
-async def test_what_merges(dispatch: str, merged: set[Route]) -> None:
-    config = PoolConfig.model_validate({"upstreams": ["http://127.0.0.1:9"], "dispatch": dispatch})
-    pool = Pool(config, clock=VirtualClock())
-    calls = [Call(route, b"", compat_key="k") for route in (EMBED, RERANK, COMPLETE)]
-    assert {call.route for call in calls if pool.terms.mergeable(call)} == merged
-    assert not pool.terms.mergeable(Call(EMBED, b"", compat_key=None))
+def test_what_merges(config: dict[str, Any], merged: dict[Route, Merging]) -> None:
+    terms = Terms(PoolConfig.model_validate({"upstreams": [URL], **config}))
+    for route in (EMBED, RERANK, PREDICT, COMPLETE):
+        assert terms.merging(route) is merged.get(route, NEVER), route.name

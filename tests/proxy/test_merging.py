@@ -14,6 +14,7 @@ from proxy.lease import LeaseBook
 from proxy.merger import Batch
 from proxy.merging import MergeRun
 from proxy.ticket import Ticket
+from proxy.trust import MergeTrust
 from proxy.turn import MergeTurn
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
@@ -61,7 +62,9 @@ def make(
         for n in range(count)
     ]
     batch = Batch(list(turns), count, float(count), ClosedBy.FULL, 0)
-    return MergeRun(group, OpenAI(), batch, turns, book.grant(endpoint, 2.0), 1e9), turns, book
+    trust = MergeTrust([endpoint.name], lambda *said: None)
+    run = MergeRun(group, OpenAI(), batch, turns, book.grant(endpoint, 2.0), 1e9, trust, {}, "run-1")
+    return run, turns, book
 
 
 async def over(run: MergeRun) -> asyncio.Event:

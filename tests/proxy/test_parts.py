@@ -7,7 +7,7 @@ import pytest
 from proxy.parts import PartHeads
 from proxy.wire.base import Reply
 
-WHOLE = b"Server: x\r\ncontent-type: application/json; charset=utf-8\r\nX-One: 1\r\nx-one: 2\r\n"
+WHOLE = b"Server: x\r\ncontent-type: application/json; charset=utf-8\r\nVary: 1\r\nvary: 2\r\n"
 JSON = Reply(200, b"{}")
 
 
@@ -17,8 +17,8 @@ def test_fields_keep_their_order_spelling_and_number() -> None:
 
 def test_a_type_of_another_kind_takes_the_place_of_the_whole_answers() -> None:
     binary = Reply(200, b"..", "application/octet-stream", ((b"Inference-Header-Content-Length", b"2"),))
-    assert PartHeads(b"A: 1\r\nContent-Type: application/json\r\nB: 2\r\n").lines(binary) == (
-        b"A: 1\r\nContent-Type: application/octet-stream\r\nB: 2\r\nInference-Header-Content-Length: 2\r\n"
+    assert PartHeads(b"Server: 1\r\nContent-Type: application/json\r\nVia: 2\r\n").lines(binary) == (
+        b"Server: 1\r\nContent-Type: application/octet-stream\r\nVia: 2\r\nInference-Header-Content-Length: 2\r\n"
     )
 
 
@@ -34,6 +34,11 @@ def test_a_part_has_a_type_where_the_whole_had_none() -> None:
         b"X-Request-Id: 7",
         b"Content-Encoding: identity",
         b"Content-Range: bytes 0-1/2",
+        b"ce-id: 7",
+        b"ce-requestid: 7",
+        b"Warning: 299 - of one",
+        b"X-Inference-Time: of one",
+        b"X-Whatever: of one",
     ],
 )
 def test_what_speaks_of_the_whole_is_left_out(line: bytes) -> None:
@@ -56,3 +61,18 @@ def test_replies_of_different_kinds_do_not_mix_up_one_another() -> None:
     heads = PartHeads(WHOLE)
     text = Reply(200, b"x", "text/plain")
     assert [heads.lines(reply).count(b"text/plain") for reply in (JSON, text, JSON)] == [0, 1, 0]
+
+
+def test_how_long_it_took_it_took_for_everybody() -> None:
+    times = b"X-Inference-Time: 12\r\nopenai-processing-ms: 8.5\r\n"
+    assert PartHeads(WHOLE + times).lines(JSON) == WHOLE + times
+
+
+def test_a_field_that_nobody_knows_is_everybodys_when_it_was_the_same_before() -> None:
+    model, one, other = b"X-Model: 3\r\n", b"X-Call: 1\r\n", b"X-Call: 2\r\n"
+    first = PartHeads(WHOLE + model + one)
+    assert first.lines(JSON) == WHOLE
+    assert first.unknown == [model, one]
+    second = PartHeads(WHOLE + model + other, first.unknown)
+    assert second.lines(JSON) == WHOLE + model
+    assert second.unknown == [model, other]

@@ -58,7 +58,8 @@ class Counts:
 class Stack:
     """`async with Stack(upstream.url) as stack:` gives a proxy on `stack.port`.
 
-    Keyword arguments are the configuration's own keys; a test that names none gets no batching window.
+    Keyword arguments are the configuration's own keys, and `profile` for all of `upstreams`; a test that names none
+    gets no batching window.
     """
 
     def __init__(
@@ -69,8 +70,9 @@ class Stack:
         limits: Limits | None = None,
         **config: Any,
     ) -> None:
+        profile = config.pop("profile", None)
         if upstreams:
-            config["upstreams"] = list(upstreams)
+            config["upstreams"] = [{"url": url, "profile": profile} if profile else url for url in upstreams]
         if "pools" not in config:
             config.setdefault("setpoints", {"window_ms": 0, "max_batch_size": 64})
         self.config = Config.model_validate(config)
