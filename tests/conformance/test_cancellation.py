@@ -93,7 +93,7 @@ async def test_queued_at_the_gate(route: str) -> None:
 
 async def test_queued_for_a_merged_call() -> None:
     config = {"setpoints": {"max_batch_size": 8, "window_ms": 0}, "depth": 1}
-    async with MockUpstream() as up, Stack(up.url, **config) as stack:
+    async with MockUpstream() as up, Stack(up.url, profile="openai", **config) as stack:
         path, body = ROUTES["embeddings"]
         async with RawClient(stack.port) as first, RawClient(stack.port) as second, RawClient(stack.port) as third:
             first.send(request_bytes("POST", path, body=body, mock={"gate": "go"}))
@@ -126,7 +126,7 @@ async def test_in_the_window() -> None:
 async def test_a_member_that_leaves_during_the_call_costs_the_others_nothing() -> None:
     config = {"setpoints": {"max_batch_size": 2, "window_ms": {"initial": 5000, "max": 5000}}}
     path, _ = ROUTES["embeddings"]
-    async with MockUpstream(Behaviour(gate="go")) as up, Stack(up.url, **config) as stack:
+    async with MockUpstream(Behaviour(gate="go")) as up, Stack(up.url, profile="openai", **config) as stack:
         async with RawClient(stack.port) as leaver, RawClient(stack.port) as stayer:
             leaver.send(request_bytes("POST", path, body={"model": "m", "input": "a1"}))
             stayer.send(request_bytes("POST", path, body={"model": "m", "input": "b22"}))
@@ -142,7 +142,7 @@ async def test_a_member_that_leaves_during_the_call_costs_the_others_nothing() -
 async def test_a_merged_call_that_everybody_left_is_given_up() -> None:
     config = {"setpoints": {"max_batch_size": 2, "window_ms": {"initial": 5000, "max": 5000}}}
     path, _ = ROUTES["embeddings"]
-    async with MockUpstream(Behaviour(hang=True)) as up, Stack(up.url, **config) as stack:
+    async with MockUpstream(Behaviour(hang=True)) as up, Stack(up.url, profile="openai", **config) as stack:
         async with RawClient(stack.port) as one, RawClient(stack.port) as other:
             one.send(request_bytes("POST", path, body={"model": "m", "input": "a1"}))
             other.send(request_bytes("POST", path, body={"model": "m", "input": "b22"}))

@@ -71,6 +71,8 @@ async def test_embeddings_batch_in_the_clients_base64(client: openai.AsyncOpenAI
 async def test_concurrent_embeddings_merge_and_everybody_gets_their_own(
     proxy: Trimtab, client: openai.AsyncOpenAI
 ) -> None:
+    # One alone shows what the server is.
+    await client.embeddings.create(model="mock", input=["1"])
     before = await asyncio.to_thread(proxy.metrics)
 
     async def embed(number: int) -> list[list[float]]:

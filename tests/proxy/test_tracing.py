@@ -123,7 +123,7 @@ async def test_a_method_of_the_callers_own_is_no_new_span_name(make_rig: Make) -
 
 async def test_a_merged_call_belongs_to_its_first_traced_member_and_links_to_all(make_rig: Make) -> None:
     async with MockUpstream() as upstream:
-        rig = await make_rig(upstreams=[upstream.url], **merging(3))
+        rig = await make_rig(upstreams=[{"url": upstream.url, "profile": "openai"}], **merging(3))
         exporter = traced(rig, 0.0)
         statuses = await asyncio.gather(
             embed(rig, "a1", parent(1)), embed(rig, "b2", parent(2, "00")), embed(rig, "c3", parent(3))
@@ -152,7 +152,7 @@ async def test_a_merged_call_belongs_to_its_first_traced_member_and_links_to_all
 
 async def test_who_held_a_batch_back_shows_as_the_window_within_the_queue(make_rig: Make) -> None:
     async with MockUpstream() as upstream:
-        rig = await make_rig(upstreams=[upstream.url], **merging(2))
+        rig = await make_rig(upstreams=[{"url": upstream.url, "profile": "openai"}], **merging(2))
         exporter = traced(rig)
         assert await asyncio.gather(embed(rig, "a1", parent(1)), embed(rig, "b2", parent(2))) == [200, 200]
     by_trace: dict[int, dict[str, Any]] = {}
@@ -168,7 +168,7 @@ async def test_who_held_a_batch_back_shows_as_the_window_within_the_queue(make_r
 
 async def test_a_gate_that_waits_for_company_shows_as_the_window(make_rig: Make) -> None:
     async with MockUpstream() as upstream:
-        rig = await make_rig(upstreams=[upstream.url], **merging(2))
+        rig = await make_rig(upstreams=[{"url": upstream.url, "profile": "openai"}], **merging(2))
         exporter = traced(rig)
         await asyncio.gather(post(rig, headers=parent(1)), post(rig, headers=parent(2)))
         async with rig.http.get(f"{rig.admin}/metrics") as answer:
@@ -180,7 +180,7 @@ async def test_a_gate_that_waits_for_company_shows_as_the_window(make_rig: Make)
 
 async def test_a_poisoned_batch_tells_how_many_calls_it_took(make_rig: Make) -> None:
     async with MockUpstream(Behaviour(poison=["bad"])) as upstream:
-        rig = await make_rig(upstreams=[upstream.url], **merging(2))
+        rig = await make_rig(upstreams=[{"url": upstream.url, "profile": "openai"}], **merging(2))
         exporter = traced(rig)
         statuses = await asyncio.gather(embed(rig, "a1", parent(1)), embed(rig, "bad", parent(2)))
         assert sorted(statuses) == [200, 400]
@@ -192,7 +192,7 @@ async def test_a_poisoned_batch_tells_how_many_calls_it_took(make_rig: Make) -> 
 
 async def test_a_merged_call_that_answers_nobody_is_an_error(make_rig: Make) -> None:
     async with MockUpstream() as upstream:
-        rig = await make_rig(upstreams=[upstream.url], retries={"max": 0}, **merging(2))
+        rig = await make_rig(upstreams=[{"url": upstream.url, "profile": "openai"}], retries={"max": 0}, **merging(2))
         exporter = traced(rig)
         mock = {"x-mock": '{"reset_before_head": true}'}
         statuses = await asyncio.gather(embed(rig, "a1", parent(1) | mock), embed(rig, "b2", parent(2) | mock))
@@ -270,7 +270,7 @@ async def test_what_was_traced_reaches_a_collector_over_otlp_when_the_proxy_stop
     async with MockUpstream() as upstream, TestServer(app) as collector:
         endpoint = str(collector.make_url("/v1/traces"))
         rig = await make_rig(
-            upstreams=[upstream.url],
+            upstreams=[{"url": upstream.url, "profile": "openai"}],
             tracing={"enabled": True, "endpoint": endpoint, "ratio": 1.0, "service_name": "front"},
             **merging(2),
         )

@@ -57,7 +57,7 @@ async def test_every_counter_equals_the_truth(make_rig: Make) -> None:
     truth = Counter(kinds)
     async with MockUpstream() as upstream:
         rig = await make_rig(
-            upstreams=[upstream.url],
+            upstreams=[{"url": upstream.url, "profile": "openai"}],
             slo={"e2e_ms": 60_000},
             setpoints={"max_batch_size": 256, "window_ms": 0},
             retries={"max": 0},
