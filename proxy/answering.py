@@ -19,12 +19,14 @@ from proxy.reply import head_bytes
 from proxy.service import Service
 from proxy.ticket import Ticket
 from proxy.tunnel import Tunnel
+from proxy.upload import Begun
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.anyusage import any_tap, inflating
 from proxy.wire.base import Call, Tap, WireFormat
+from proxy.wire.naming import Named
 from proxy.wire.passthrough import UNREAD
 from proxy.wire.registry import detect
 
@@ -38,11 +40,13 @@ class Answering:
     """
 
     __slots__ = (
+        "begun",
         "call",
         "close",
         "held",
         "incoming",
         "keepalive",
+        "named",
         "pool",
         "service",
         "started",
@@ -62,6 +66,10 @@ class Answering:
         self.call: Call | None = None
         self.close = not incoming.keep_alive or service.lifecycle.draining
         """Whether the client's connection ends with this answer."""
+        self.named: tuple[Named, ...] = ()
+        """Where it names its model, if that matters."""
+        self.begun: Begun | None = None
+        """What of a form was read to find that."""
         self.held = 0
         """Bytes of its body that are counted as held."""
         self.started = False

@@ -136,13 +136,14 @@ class Asking(Answering):
             replayable=True,
         )
         outgoing.hint = self.ticket.hint
+        outgoing.named = self.named
         if call is not None:
             outgoing.body = call.body
             outgoing.is_json = True
-        elif incoming.complete and incoming.announced_trailers is None:
+        elif incoming.complete and incoming.announced_trailers is None and self.begun is None:
             outgoing.body = incoming.body_now()
             if outgoing.body:
-                self._hold(len(outgoing.body))
+                self._hold(max(0, len(outgoing.body) - self.held))
                 incoming.put_back(outgoing.body)
             outgoing.replayable = incoming.method in _IDEMPOTENT
             if incoming.wants_websocket:
@@ -151,9 +152,10 @@ class Asking(Answering):
         else:
             limits = self.service.limits
             self._hold(UPLOAD_BYTES)
-            outgoing.upload = Upload(incoming, limits.body_timeout_s, limits.min_rate_bytes)
+            outgoing.upload = upload = Upload(incoming, limits.body_timeout_s, limits.min_rate_bytes)
+            upload.begun = self.begun
             outgoing.length = incoming.length
-            outgoing.expects_continue = incoming.expects_continue
+            outgoing.expects_continue = incoming.expects_continue and self.begun is None
             outgoing.trailer = incoming.announced_trailers
             outgoing.replayable = False
         return outgoing

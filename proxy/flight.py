@@ -9,13 +9,14 @@ from functools import partial
 from time import monotonic
 from typing import Final
 
-from proxy.asking import Asking
 from proxy.cors import Cors, is_preflight
 from proxy.fallback import cause_of, is_nobody_there
 from proxy.incoming import Incoming
 from proxy.lease import Lease
 from proxy.matching import Candidate
 from proxy.merging import outcome_of
+from proxy.model_list import is_listing
+from proxy.naming import Naming
 from proxy.outcome import BadInput, BodyTooLarge, Draining, InternalFault, NoRoute, NoUpstream, Refused, UpstreamBusy
 from proxy.pool import Pool
 from proxy.rules import ClassRules
@@ -43,7 +44,7 @@ _FEW_BYTES: Final = 16_384
 _PROBES = frozenset({"healthz", "readyz"})
 
 
-class Flight(Asking):
+class Flight(Naming):
     """One request, from `launch` until it is `over`.
 
     `launch` goes as far as one can without waiting, which mostly is all the way to the upstream. The way back is a
@@ -139,7 +140,7 @@ class Flight(Asking):
         if service.lifecycle.refusing:
             raise Refused(Draining())
         if not candidate.route.inspect or not incoming.fields.readable:
-            self._relay(candidates, candidate)
+            self._relay(candidates, candidate, path)
         elif incoming.complete:
             body = incoming.body_now()
             self._hold_for(candidate, len(body))
@@ -209,6 +210,8 @@ class Flight(Asking):
         else:
             if outline is not None:
                 outline.complete(call, body)
+                if candidate.by_model:
+                    call.named = self._outlined(candidate, outline)
             if call.payload is None:
                 self._leave_unread(call)
         return self._choose(candidates, call, path)
@@ -217,20 +220,37 @@ class Flight(Asking):
         """Choose the pool by the model that a call names. Raises Refused."""
         self.call = self.ticket.call = call
         self.ticket.prompt_tokens = call.prompt_tokens
-        chosen = self.service.table.choose(candidates, call.model)
-        if chosen is None:
-            known = self.service.table.known_models(candidates)
-            raise Refused(NoRoute(call.model, path, known))
-        return chosen
+        return self._chosen(candidates, call, path)
 
-    def _relay(self, candidates: tuple[Candidate, ...], candidate: Candidate) -> None:
+    def _relay(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> None:
         """Have a request passed on whose body nobody looks into. Raises Refused."""
         incoming, ticket = self.incoming, self.ticket
         if candidate.route.inspect:
             ticket.route = UNREAD.name
         if incoming.fields.readable and incoming.length is not None and incoming.method == "POST":
             ticket.prompt_tokens = incoming.length // BYTES_PER_TOKEN
-        self._ask(self.service.table.choose(candidates, "") or candidate)
+        if not candidate.by_model:
+            self._ask(candidate)
+        elif candidate.route.name == "models" and is_listing(path) and incoming.method == "GET":
+            self._rest = partial(self._list_models, candidates, path)
+        else:
+            self._rest = partial(self._relay_by_model, candidates, path)
+
+    async def _list_models(self, candidates: tuple[Candidate, ...], path: str) -> None:
+        """Answer with the models of all pools."""
+        if self.incoming.fields.wishes:
+            self._check_wishes(candidates[0].pool)
+        if self.visit is not None:
+            self.visit.admit(0.0, monotonic())
+        self.ticket.queued = False
+        body = await self._listed(candidates, path)
+        self.pool = candidates[0].pool
+        self._write_answer(200, None, b"Content-Type: application/json\r\n", body, len(body))
+        self._finish()
+
+    async def _relay_by_model(self, candidates: tuple[Candidate, ...], path: str) -> None:
+        """Go on once the model is known."""
+        self._ask(await self._seek(candidates, path))
 
     def _unread(self, candidate: Candidate, body: bytes, error: BadRequest) -> Call:
         """Return the call of a body that cannot be read. Raises Refused where no server could."""

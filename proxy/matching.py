@@ -23,6 +23,8 @@ class Candidate(NamedTuple):
     pool: Pool
     wire: WireFormat
     route: Route
+    by_model: bool = False
+    """Whether the model decides: pools tell models apart, or one has a name of its own for them."""
     certain: bool = False
     """Whether a body that is not the format's can only be a mistake in it."""
 
@@ -41,9 +43,9 @@ class RouteTable:
         """Return the pools that take `path`, in order."""
         found = self._by_path.get((method, path))
         if found is None:
-            found = tuple(
-                _candidate(pool, method, path) for pool in self.pools if _matches(pool.config.match.paths, path)
-            )
+            pools = [pool for pool in self.pools if _matches(pool.config.match.paths, path)]
+            by_model = any(not pool.terms.any_model or pool.terms.renames for pool in pools)
+            found = tuple([_candidate(pool, method, path, by_model) for pool in pools])
             if len(self._by_path) >= _CACHED:
                 self._by_path.clear()
             self._by_path[method, path] = found
@@ -83,9 +85,9 @@ class RouteTable:
         return None
 
 
-def _candidate(pool: Pool, method: str, path: str) -> Candidate:
+def _candidate(pool: Pool, method: str, path: str, by_model: bool) -> Candidate:
     wire, route = detect(method, path, pool.config.wire)
-    return Candidate(pool, wire, route, certain(wire, path, pool.config.wire))
+    return Candidate(pool, wire, route, by_model, certain(wire, path, pool.config.wire))
 
 
 def _matches(globs: Sequence[str], text: str) -> bool:

@@ -167,12 +167,16 @@ class NoRoute(_Outcome):
     path: str = ""
     known: str = ""
     """What would be taken, in words."""
+    unnamed: bool = False
+    """Whether a model had to be named and none was."""
     reason = "no_route"
 
     @property
     def message(self) -> str:
         """Names what did not match, and what would."""
-        if self.model:
+        if self.unnamed:
+            text = "The request names no model, and pools are told apart by that."
+        elif self.model:
             text = f"No pool serves the model {self.model[:100]!r}."
         else:
             text = f"No pool serves the path {self.path[:100]!r}." if self.path else "No pool serves this path."

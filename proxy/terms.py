@@ -36,6 +36,7 @@ class Terms:
         "keepalive_s",
         "max_wait_s",
         "pads",
+        "renames",
         "rules",
         "total_s",
         "upstream_wait_s",
@@ -52,6 +53,8 @@ class Terms:
         """Whether the pool takes requests whatever model they name."""
         self.bounds_unknown = _bounds_unknown(config)
         """Whether POSTs that no format claims wait their turn as work does, whatever is promised later on."""
+        self.renames = any(upstream.model is not None for upstream in config.upstreams)
+        """Whether an upstream is to be told another model than the caller names."""
         self.pads = any(profile.pads for profile in self._profiles)
         """Whether an upstream pads a batch to its longest item."""
         self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from proxy.outcome import BadInput, Refused, SlowClient
+from proxy.wire.naming import Repeats, Unclear
 
 if TYPE_CHECKING:
     from proxy.incoming import Incoming
 
-__all__ = ["Upload", "pieces"]
+__all__ = ["Begun", "Upload", "pieces"]
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -49,19 +50,46 @@ async def pieces(incoming: Incoming, patience: float, rate: int) -> AsyncIterato
         yield piece
 
 
+class Begun:
+    """The beginning of a form that was read to find its model, and how to read on."""
+
+    __slots__ = ("first", "repeats", "rest")
+
+    def __init__(self, first: bytes, rest: AsyncIterator[bytes], repeats: Repeats) -> None:
+        self.first = first
+        self.rest = rest
+        self.repeats = repeats
+
+
 class Upload:
     """A request's body on its way to an upstream, without ever being held."""
 
-    __slots__ = ("_incoming", "_patience", "_rate")
+    __slots__ = ("_incoming", "_patience", "_rate", "begun", "first")
 
     def __init__(self, incoming: Incoming, patience: float, rate: int) -> None:
         self._incoming = incoming
         self._patience = patience
         self._rate = rate
+        self.begun: Begun | None = None
+        """What of it has been read already."""
+        self.first = b""
+        """What goes on in the place of that."""
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Read it, no faster than it is consumed."""
+        if self.begun is not None:
+            return self._read_on(self.begun)
         return pieces(self._incoming, self._patience, self._rate)
+
+    async def _read_on(self, begun: Begun) -> AsyncIterator[bytes]:
+        """Send what was read first, and then the rest. Raises Refused where that names another model."""
+        yield self.first
+        async for piece in begun.rest:
+            try:
+                begun.repeats.check(piece)
+            except Unclear as error:
+                raise Refused(BadInput(f"{error}", "model", "model_unclear")) from None
+            yield piece
 
     def gone(self) -> bool:
         """Whether the client left."""

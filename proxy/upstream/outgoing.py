@@ -5,15 +5,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Protocol
 
-import orjson
-
 from proxy.upstream.endpoint import Endpoint
+from proxy.wire.naming import TARGET, Named, in_json
 
 __all__ = ["Outgoing", "Upload"]
 
 
+class Begun(Protocol):
+    """What was read of a body already."""
+
+    first: bytes
+
+
 class Upload(Protocol):
     """A body that is not held in memory. Can be read once."""
+
+    first: bytes
+    """What goes on in the place of what was read of it already."""
+
+    @property
+    def begun(self) -> Begun | None:
+        """What was read of it already; None for nothing."""
+        ...
 
     def pieces(self) -> AsyncIterator[bytes]:
         """Read it, no faster than it is consumed."""
@@ -46,6 +59,7 @@ class Outgoing:
         "length",
         "lines",
         "method",
+        "named",
         "replayable",
         "target",
         "trailer",
@@ -83,6 +97,8 @@ class Outgoing:
         self.expects_continue = expects_continue
         self.trailer: bytes | None = None
         """Names of the fields that come behind a chunked upload."""
+        self.named: Sequence[Named] = ()
+        """Where the model is named, in ascending order of the target's bytes; empty where nobody has looked."""
         self.upgrade: bytes | None = None
         """The protocol to switch to, where the client asked for it."""
         self.hint: int | None = None
@@ -90,13 +106,13 @@ class Outgoing:
 
     def encode(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
         """Return the head and the body for `endpoint`; the body is empty for an upload."""
-        body = self.body
-        if endpoint.model is not None and self.is_json and body:
-            body = _with_model(body, endpoint.model)
+        target, body, length = self.target, self.body, self.length
+        if self.upload is not None and self.upload.begun is not None:
+            self.upload.first = self.upload.begun.first
+        if endpoint.model is not None:
+            target, body, length = self._renamed(endpoint.model)
         if self.upload is not None:
-            framing = (
-                b"Transfer-Encoding: chunked\r\n" if self.length is None else b"Content-Length: %d\r\n" % self.length
-            )
+            framing = b"Transfer-Encoding: chunked\r\n" if length is None else b"Content-Length: %d\r\n" % length
             if self.trailer is not None and self.length is None:
                 framing += b"Trailer: %b\r\n" % self.trailer
             if self.expects_continue:
@@ -115,13 +131,33 @@ class Outgoing:
         head = b"%b %b%b%b%b%b%b\r\n" % (
             self.method,
             endpoint.address.prefix,
-            self.target,
+            target,
             endpoint.host_line,
             lines,
             b"Authorization: %b\r\n" % credential if credential else b"",
             framing,
         )
         return head, body
+
+    def _renamed(self, model: str) -> tuple[bytes, bytes, int | None]:
+        """Return target, body and length of the upload with `model` in the place of the caller's."""
+        target, body, length, upload = self.target, self.body, self.length, self.upload
+        inside: Named | None = None
+        for named in reversed(self.named):
+            if named.place == TARGET:
+                target = named.replaced(target, model)
+            else:
+                inside = named
+        if inside is None and not self.named and self.is_json and body:
+            # What was merged is written by us: nobody has looked for its model yet.
+            inside = in_json(body)
+        if inside is not None and upload is not None and upload.begun is not None:
+            first = upload.first = inside.replaced(upload.begun.first, model)
+            if length is not None:
+                length += len(first) - len(upload.begun.first)
+        elif inside is not None:
+            body = inside.replaced(body, model)
+        return target, body, length
 
     def _with_own_credential(self, endpoint: Endpoint) -> tuple[bytes, bytes | None]:
         """Return the lines with the endpoint's credential in the place of the caller's, and Authorization's value.
@@ -143,14 +179,3 @@ class Outgoing:
 
 _CREDENTIALS = (b"x-api-key:", b"api-key:")
 _BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})
-
-
-def _with_model(body: bytes, model: str) -> bytes:
-    try:
-        document = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        return body
-    if not isinstance(document, dict) or "model" not in document:
-        return body
-    document["model"] = model
-    return orjson.dumps(document)

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from proxy.wire.alike import alike
+from proxy.wire.naming import Named
 
 __all__ = [
     "LARGEST_COUNT",
@@ -104,6 +105,8 @@ class Call:
     """Calls with equal keys may share one upstream call; None means never."""
     payload: Any
     """The wire format's own parsed form."""
+    named: Named | None
+    """Where the body names its model, where somebody has looked."""
     text: str
     """Prompt text for the length predictor (bounded); empty when there is none."""
     extra: dict[str, Any]
@@ -133,6 +136,7 @@ class Call:
         self.compat_key = compat_key
         self.payload = payload
         self.text = text
+        self.named: Named | None = None
         self.extra = {} if extra is None else extra
 
     def forget(self) -> None:

@@ -14,6 +14,7 @@ from typing import Final
 import orjson
 
 from proxy.wire.base import BadRequest, Call
+from proxy.wire.naming import Named, Unclear, value_at
 from proxy.wire.prompt import BYTES_PER_TOKEN, TOKENS_PER_MEDIUM
 
 __all__ = ["CLIPPED", "PARSED_BYTES", "PARSED_VALUES", "Outline", "is_light"]
@@ -111,6 +112,8 @@ class Outline:
         "_media",
         "_member",
         "_members",
+        "_model",
+        "_models",
         "_others",
         "_shown",
         "_start",
@@ -152,6 +155,10 @@ class Outline:
         self._lists: dict[bytes, tuple[int, int]] = {}
         """How many elements long lists have, and how many of those are kept."""
         self._others = self._kept_bytes = self._text_bytes = self._media = 0
+        self._model = b""
+        """How the latest member is spelled that some server takes for `model`."""
+        self._models: list[tuple[int, int]] = []
+        """Where the values of such members stand."""
         self.understood = True
         """Whether it is an object at all, and not compressed or something else."""
         self.values = 0
@@ -362,6 +369,9 @@ class Outline:
         self._last = _NOTHING
         if start < 0 or not member:
             return
+        if member.lower() == b"model":
+            self._model = member
+            self._models = [*self._models[-1:], (start, end)]
         before = self._members.pop(member, None)
         self._lists.pop(member, None)
         if before is not None:
@@ -398,6 +408,17 @@ class Outline:
     def tokens(self) -> int:
         """The estimated tokens of all text and numbers, and of pictures as far as they can be told."""
         return self._text_bytes // BYTES_PER_TOKEN + self.values + TOKENS_PER_MEDIUM * self._media + 1
+
+    @property
+    def named(self) -> Named | None:
+        """Where the body names its model, None where it names none. Raises Unclear."""
+        if len(self._models) > 1:
+            raise Unclear("the request body names its model twice")
+        if not self._models:
+            return None
+        if self._model != b"model":
+            raise Unclear(f"the request body says {self._model!r:.40}, which some servers take for 'model'")
+        return value_at(self._body, *self._models[0])
 
     def complete(self, call: Call, body: bytes) -> None:
         """Make `call`, which was read from the abstract, one of the whole `body`: sent as it came, never merged."""
