@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
+from proxy.config.remarks import remarks
 from proxy.config.show import as_data, as_yaml, json_schema
 
 __all__ = ["command"]
@@ -46,6 +47,9 @@ def check(path: Path | None, file: Path | None, sets: tuple[str, ...]) -> None:
     config = read_config(found, settings(sets))
     names = ", ".join(pool.name for pool in config.pools)
     click.echo(f"{found or 'the environment'}: ok; pools: {names}")
+    for pool in config.pools:
+        for remark in remarks(pool):
+            click.echo(f"  pool {pool.name}: {remark}")
 
 
 @command.command()

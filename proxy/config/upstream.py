@@ -22,7 +22,10 @@ _SECRET = re.compile(r"[\x21-\x7e]+(?: [\x21-\x7e]+)*")
 class UpstreamConfig(Section):
     """One inference server. A bare URL is short for `{url: ...}`."""
 
-    url: str = Field(description="Base URL, http or https; a path in it is put before the request's own.")
+    url: str = Field(
+        description="Base URL, http or https; a path in it is put before the request's own, a version at its end "
+        "(`/v1`) only once."
+    )
     weight: float = Field(default=1.0, gt=0.0, le=1000.0, description="Share of the work relative to the others.")
     profile: str = Field(
         default="auto",

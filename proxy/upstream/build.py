@@ -65,7 +65,7 @@ def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
     own_key, idle_s = upstream.api_key, connections.idle_ms / 1000.0
     if profile.keepalive_s is not None:
         idle_s = min(idle_s, _IDLE_SHARE * profile.keepalive_s)
-    return Endpoint(
+    endpoint = Endpoint(
         address,
         ConnectionPool(
             asyncio.get_running_loop(),
@@ -94,6 +94,10 @@ def _endpoint(config: PoolConfig, upstream: UpstreamConfig) -> Endpoint:
         ),
         slow_start_s=config.routing.slow_start_ms / 1000.0,
     )
+    if health.path is None:
+        # What a kind of server is known to have belongs to no version of its API.
+        endpoint.health_prefix = address.root
+    return endpoint
 
 
 def _router(config: PoolConfig) -> Router:

@@ -56,18 +56,21 @@ class Endpoint:
         "failure_rate",
         "hash_key",
         "health_path",
+        "health_prefix",
         "hints",
         "host_line",
         "inflight",
         "model",
         "name",
         "overloaded_until",
+        "prefix",
         "profile",
         "proven",
         "reported",
         "served",
         "standing",
         "strips_credentials",
+        "versioned",
         "weight",
         "work",
     )
@@ -103,6 +106,11 @@ class Endpoint:
         self.hints = hints
         """Whether it wants to know how long answers will be."""
         self.health_path = health_path
+        self.health_prefix = address.prefix if health_path is None else address.prefix_for(health_path.encode())
+        """What goes before that."""
+        self.prefix = address.prefix
+        self.versioned = address.prefix != address.root
+        """Whether the prefix ends in a version, which requests may bring along themselves."""
         """Probed with GET; None where only connecting tells."""
         self.host_line = b" HTTP/1.1\r\nHost: %b\r\n" % address.authority
         self.standing = Standing(rules or HealthRules())

@@ -130,7 +130,7 @@ class Outgoing:
             lines, credential = self._with_own_credential(endpoint)
         head = b"%b %b%b%b%b%b%b\r\n" % (
             self.method,
-            endpoint.address.prefix,
+            endpoint.prefix if not endpoint.versioned else endpoint.address.prefix_for(target),
             target,
             endpoint.host_line,
             lines,

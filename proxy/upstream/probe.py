@@ -34,7 +34,7 @@ async def probe(endpoint: Endpoint, timeout_s: float) -> Health:
         asyncio.get_running_loop(), between_s=timeout_s, total_deadline=until, gather=True, limit=_MAX_ANSWER_BYTES
     )
     head = b"GET %b%b%bUser-Agent: trimtab-health\r\nAccept: */*\r\n%b\r\n" % (
-        endpoint.address.prefix,
+        endpoint.health_prefix,
         (path or "").encode(),
         endpoint.host_line,
         endpoint.credential or b"",

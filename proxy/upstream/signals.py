@@ -37,7 +37,7 @@ class Watched:
         self.profile = profile
         self.reported = endpoint.reported = Reported(interval_s)
         address = endpoint.address
-        prefix = address.prefix
+        prefix = address.root
         if spec.port is not None and spec.port != address.port:
             name = f"[{address.host}]" if ":" in address.host else address.host
             address, prefix = replace(address, port=spec.port, authority=f"{name}:{spec.port}".encode("idna")), b""

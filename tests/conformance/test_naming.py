@@ -42,7 +42,7 @@ RENAMED = {
     "path", [CHAT, "/v1/anything", "/completion", "/v1/chat/completions/", "/generate", "/score"]
 )
 async def test_only_the_bytes_of_the_model_are_replaced(path: str) -> None:
-    async with MockUpstream() as up, Stack({"url": up.url, "model": "real/1"}) as stack:
+    async with MockUpstream() as up, Stack(pools=[{"upstreams": [{"url": up.url, "model": "real/1"}]}]) as stack:
         async with RawClient(stack.port) as client:
             for name, (body, wanted) in RENAMED.items():
                 answer = await client.ask("POST", path, body=body, mock={"echo": True})
@@ -191,7 +191,7 @@ async def test_a_websocket_is_routed_by_its_query() -> None:
 
 @pytest.mark.parametrize("size", [10, 300_000])
 async def test_a_form_and_a_path_are_renamed_too(size: int) -> None:
-    async with MockUpstream() as up, Stack({"url": up.url, "model": "real"}) as stack:
+    async with MockUpstream() as up, Stack(pools=[{"upstreams": [{"url": up.url, "model": "real"}]}]) as stack:
         async with RawClient(stack.port) as client:
             for last in (False, True):
                 asked, wanted = form("whisper-1", last=last, size=size), form("real", last=last, size=size)
@@ -205,7 +205,10 @@ async def test_a_form_and_a_path_are_renamed_too(size: int) -> None:
 
 
 async def test_merged_calls_are_renamed() -> None:
-    async with MockUpstream() as up, Stack({"url": up.url, "model": "real"}, dispatch="merge") as stack:
+    async with (
+        MockUpstream() as up,
+        Stack(pools=[{"upstreams": [{"url": up.url, "model": "real"}], "dispatch": "merge"}]) as stack,
+    ):
         stack.pool.merge.hold = 2
         async with RawClient(stack.port) as one, RawClient(stack.port) as other:
             asks = [c.ask("POST", "/v1/embeddings", body={"model": "a", "input": "x"}) for c in (one, other)]

@@ -176,3 +176,19 @@ def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == package else real(name, *rest)
     )
+
+
+def test_check_says_what_a_promise_covers_and_what_it_does_not() -> None:
+    Path("trimtab.yaml").write_text(
+        "pools:\n"
+        "  - {name: a, upstreams: [http://a:1/v1], slo: {e2e_ms: 500, ttft_ms: 100}, match: {paths: [/x]}}\n"
+        "  - {name: b, upstreams: [http://b:1], slo: {e2e_ms: 500}, wire: passthrough}\n"
+        "  - {name: c, upstreams: [http://c:1/team-a]}\n"
+    )
+    lines = run("config", "check").stdout.splitlines()
+    assert lines[0] == "trimtab.yaml: ok; pools: a, b, c"
+    assert lines[1].startswith("  pool a: covered by its promise (ttft 100 ms, e2e 500 ms): POSTs of known protocols")
+    assert "ttft 100 ms where the answer is an event stream; not covered: other methods, WebSockets" in lines[1]
+    assert lines[2].startswith("  pool a: http://a:1/v1 ends in /v1: requests for /v1/... go to http://a:1/v1/...")
+    assert lines[3].startswith("  pool b: wire is passthrough, so no request waits, takes a place or counts against")
+    assert len(lines) == 4
