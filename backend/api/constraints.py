@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from backend.api.errors import InvalidRequest
+from backend.api.errors import InvalidRequest, Unavailable
 from backend.api.fields import boolean, integer, type_name, wrong_type
 from backend.api.service import Service
 from backend.grammar import source
+from backend.grammar.checker import CheckerBusy
 
 __all__ = ["GUIDED", "Constraint", "check_constraint", "check_enforceable", "read_constraint", "require_grammar"]
 
 MAX_CHOICES: Final = 1024
+_BUSY_S: Final = 5
+"""Half of what a grammar may take at most."""
 RESPONSE_FORMATS: Final = ("text", "json_object", "json_schema")
 
 
@@ -142,9 +145,12 @@ async def check_enforceable(service: Service, constraint: Constraint) -> None:
 
     Raises:
         InvalidRequest: it cannot, naming the parameter.
+        Unavailable: it takes long to find out, and so do others just now.
     """
     try:
         await service.check_grammar(constraint.grammar)
+    except CheckerBusy as error:
+        raise Unavailable(str(error), code="grammar_checker_busy", retry_after_s=_BUSY_S) from None
     except source.GrammarError as error:
         raise InvalidRequest(
             f"'{constraint.param}' cannot be enforced: {error}.", param=constraint.param, code="invalid_grammar"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
@@ -11,7 +11,7 @@ import pytest_asyncio
 pytest.importorskip("llguidance")
 
 from backend.grammar import source
-from backend.grammar.checker import GrammarChecker
+from backend.grammar.checker import CheckerBusy, GrammarChecker
 from backend.grammar.source import GrammarError
 
 GOOD = source.from_choices(["yes", "no"])
@@ -93,7 +93,8 @@ async def test_the_process_ends_with_its_parent_even_in_the_middle_of_a_grammar(
     assert process is not None
     assert process.stdin is not None
     waiting = asyncio.create_task(checker.check(ENDLESS_WORK))
-    await asyncio.sleep(0)
+    for _ in range(5):
+        await asyncio.sleep(0)  # until the grammar is written
     process.stdin.close()  # what the kernel does for a parent that is killed
     with pytest.raises(GrammarError):
         await waiting
@@ -107,3 +108,56 @@ async def test_closing_ends_the_process(checker: GrammarChecker) -> None:
     assert process is not None
     await checker.close()
     assert process.returncode is not None
+
+
+def endless(number: int) -> str:
+    """Return a grammar like ENDLESS_WORK that nobody has sent before."""
+    return source.from_json_schema(
+        {"allOf": [{"type": "string", "pattern": f"^.*{number}x{part}.*$"} for part in range(200)]}
+    )
+
+
+async def _until(true: Callable[[], bool]) -> None:
+    while not true():  # noqa: ASYNC110 - nobody is told when a process has ended
+        await asyncio.sleep(0.01)
+
+
+async def test_grammars_that_take_long_hold_nobody_up_and_only_few_are_checked_at_once() -> None:
+    checker = GrammarChecker(timeout_s=60.0, patience_s=0.5, max_slow=2)
+    try:
+        await checker.check(GOOD)
+        hostile = [asyncio.create_task(checker.check(endless(number))) for number in range(5)]
+        await asyncio.sleep(0)
+        honest = [asyncio.create_task(checker.check(chain(links))) for links in range(3, 6)]
+        await asyncio.gather(*honest)
+        assert len(checker._slow) == 2
+        await asyncio.wait(hostile, return_when=asyncio.FIRST_COMPLETED)
+        ended = [task for task in hostile if task.done()]
+        assert len(ended) == 3
+        for task in ended:
+            assert isinstance(task.exception(), CheckerBusy)
+        for task in hostile:
+            task.cancel()
+        await asyncio.gather(*hostile, return_exceptions=True)
+        assert not checker._open
+        await checker.check(chain(6))
+        await asyncio.wait_for(_until(lambda: not checker._slow), 10.0)
+    finally:
+        await checker.close()
+    assert checker._process is None
+
+
+async def test_one_grammar_from_many_callers_is_checked_once_and_goes_on_while_one_waits(
+    checker: GrammarChecker,
+) -> None:
+    await checker.check(GOOD)
+    checker._timeout_s = 1.5
+    callers = [asyncio.create_task(checker.check(ENDLESS_WORK)) for _ in range(4)]
+    await asyncio.sleep(0)
+    for task in callers[:3]:
+        task.cancel()
+    with pytest.raises(GrammarError, match="longer than"):
+        await callers[3]
+    assert not checker._open
+    with pytest.raises(GrammarError, match="longer than"):
+        await checker.check(ENDLESS_WORK)  # remembered
