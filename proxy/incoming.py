@@ -6,13 +6,13 @@ import asyncio
 import socket
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import unquote
 
 from aiohttp import HttpVersion10, HttpVersion11
 from aiohttp.web_protocol import PayloadAccessError
 
 from proxy.headers import RequestFields
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused
+from proxy.target import has_dot_segments, is_authority, matched_path
 from proxy.trailers import TrailerScanner
 from proxy.upload import pieces
 
@@ -72,12 +72,15 @@ class Opening:
         self.version = message.version
         self.method: str = message.method
         self.target: str = message.path
-        self.plain = self.target[:1] == "/" and "#" not in self.target and self.method != "CONNECT"
-        """Whether the target is a path, as it should be."""
-        self.path: str = self.target.partition("?")[0]
-        """Decoded, without the query."""
-        if "%" in self.path:
-            self.path = unquote(self.path, errors="replace")
+        self.plain = (
+            self.target[:1] == "/"
+            and "#" not in self.target
+            and self.method != "CONNECT"
+            and not has_dot_segments(self.target)
+        )
+        """Whether the target is a path, as it should be, and means the same to everybody."""
+        self.path = matched_path(self.target)
+        """By which it is matched: decoded, without the query."""
         self.http11: bool = message.version >= HttpVersion11
         self.keep_alive: bool = self.http11 and not message.should_close
         self.length = fields.length_of(raw)
@@ -101,6 +104,7 @@ class Incoming:
         "method",
         "payload",
         "protocol",
+        "scanner",
         "target",
     )
 
@@ -116,6 +120,8 @@ class Incoming:
         self.target = opening.target
         self.http11 = opening.http11
         self.keep_alive = opening.keep_alive
+        self.scanner: TrailerScanner | None = None
+        """Looks for the trailer fields of this request; None where it has announced none."""
         self.length = len(content) if self.payload is None else opening.length
         """The declared length of the body; None when it is chunked or there is none."""
 
@@ -166,6 +172,8 @@ class Incoming:
             raise Refused(BadInput("HTTP/0.9 is not understood."))
         if fields.hosts != 1 and (self.http11 or fields.hosts > 1):
             raise Refused(BadInput("A request must have exactly one Host field."))
+        if fields.hosts and not is_authority(fields.text(b"host") or ""):
+            raise Refused(BadInput("The Host field is neither a name nor an address, with or without a port."))
         coding = fields.get(b"transfer-encoding")
         if coding is not None:
             if not self.http11:
@@ -188,6 +196,9 @@ class Incoming:
         if "#" in self.target:
             # Servers cut it off: what we took for another path would be this one.
             raise Refused(BadInput("A request target has no fragment; write # as %23."))
+        if has_dot_segments(self.target):
+            # Some servers resolve them and some do not, so what was matched might not be what is asked.
+            raise Refused(BadInput("A request target has no segments . and .. in its path.", code="bad_path"))
         if self.target[:1] == "/":
             return
         if self.target == "*" and self.method == "OPTIONS":
@@ -205,11 +216,11 @@ class Incoming:
 
     @property
     def path(self) -> str:
-        """The decoded path."""
+        """The path by which it is matched."""
         opening = self._opening
         if self.target is opening.target:
             return opening.path
-        return unquote(self.target.partition("?")[0], errors="replace")
+        return matched_path(self.target)
 
     @property
     def peer(self) -> str:
@@ -250,8 +261,7 @@ class Incoming:
     @property
     def trailers(self) -> list[tuple[bytes, bytes]]:
         """The trailer fields that may go on, once the body has been read."""
-        scanner: TrailerScanner | None = self.protocol.trailers
-        return [] if scanner is None else scanner.fields
+        return [] if self.scanner is None else self.scanner.fields
 
     async def drain(self) -> None:
         """Wait until the client takes more."""

@@ -48,10 +48,13 @@ class ClientProtocol(RequestHandler):
         "_flight",
         "_head_s",
         "_held",
+        "_keyed",
         "_opening",
         "_owed",
         "_patience",
         "_repeat",
+        "_scanner",
+        "_trailed",
         "seen",
         "slow",
         "trailers",
@@ -74,8 +77,13 @@ class ClientProtocol(RequestHandler):
         self._opening: Opening | None = None
         self._flight: Flight | None = None
         """The request that is served; there is one at a time."""
+        self._keyed: Any = None
+        """The message whose head `_repeat` is."""
         self.trailers: TrailerScanner | None = None
-        """Looks for the trailer fields that the latest request has announced; None where it has not."""
+        """Looks for the trailer fields of `_trailed`, the latest message that announced some, until that is taken."""
+        self._trailed: Any = None
+        self._scanner: TrailerScanner | None = None
+        """The same while there is more to look at."""
 
     # -- coming and going ----------------------------------------------------------------------------------
 
@@ -162,15 +170,17 @@ class ClientProtocol(RequestHandler):
         """Have aiohttp parse what came."""
         if self._patience is not None:
             self._lose_patience()
-        known = len(self._messages)
+        known, owed = len(self._messages), self._owed
+        clear = owed == 0 or (self._flight is None and known == 0)
         super().data_received(data)
-        if self.trailers is not None and not self.trailers.done:
-            self.trailers.feed(data)
-        elif len(self._messages) == known + 1:
+        scanner = self._scanner
+        if scanner is not None:
+            self._follow(scanner, data, 0)
+        elif clear and len(self._messages) == known + 1:
             self._await_trailers(data, self._messages[known][0])
-        if self._owed > 0:
-            self._owed = max(_LOST, self._owed - len(data))
-        elif self._owed == 0 and data:
+        if owed > 0:
+            self._owed = max(_LOST, owed - len(data))
+        elif owed == 0 and data:
             self._learn(data, known)
 
     def connection_lost(self, exc: BaseException | None) -> None:
@@ -184,7 +194,7 @@ class ClientProtocol(RequestHandler):
 
         `data` began where a message begins; messages from index `known` on are from it.
         """
-        self._owed, self._repeat = _LOST, None
+        self._owed, self._repeat, self._keyed = _LOST, None, None
         message = self._messages[known][0] if len(self._messages) == known + 1 else None
         if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade or self._upgraded:
             return
@@ -196,7 +206,7 @@ class ClientProtocol(RequestHandler):
         if owed >= 0:
             self._owed = owed
             self._opening = None
-            self._repeat = RepeatedHead.of(head)
+            self._repeat, self._keyed = RepeatedHead.of(head), message
 
     def pause_writing(self) -> None:
         """The client takes no more for now."""
@@ -209,13 +219,23 @@ class ClientProtocol(RequestHandler):
         super().resume_writing()
 
     def _await_trailers(self, data: bytes, message: Any) -> None:
-        """Look for trailers behind the body of `message`, whose head ends in `data`, if it announces some."""
-        announced = isinstance(message, RawRequestMessage) and message.chunked and "Trailer" in message.headers
-        self.trailers = TrailerScanner() if announced else None
-        if self.trailers is not None:
-            # A head that came in several pieces may end inside the blank line; then nothing is understood, and lost
-            # are the trailers alone.
-            self.trailers.feed(data[data.find(b"\r\n\r\n") + 4 :])
+        """Look for trailers behind the body of `message`, the only one that began in `data`, if it announces some.
+
+        Those of a request that came in one read with another are not looked for: it is not clear where each ends.
+        """
+        if not (isinstance(message, RawRequestMessage) and message.chunked and "Trailer" in message.headers):
+            return
+        self._trailed, self._scanner = message, TrailerScanner()
+        self.trailers = self._scanner
+        # A head that came in several pieces may end inside the blank line; then nothing is understood, and lost
+        # are the trailers alone.
+        self._follow(self._scanner, data, data.find(b"\r\n\r\n") + 4)
+
+    def _follow(self, scanner: TrailerScanner, data: bytes, start: int) -> None:
+        """Let the scanner see more; it looks at nothing behind the end of its own message."""
+        scanner.feed(data[start:] if start else data)
+        if scanner.done:
+            self._scanner = None
 
     # -- serving -------------------------------------------------------------------------------------------
 
@@ -267,8 +287,13 @@ class ClientProtocol(RequestHandler):
             # The parser's own complaint, in the place of a message.
             self._refuse(opening.exc, opening.message)
             return False
-        self._opening = Opening(opening, self)
-        return self._launch(Incoming(self._opening, payload, self))
+        head = Opening(opening, self)
+        if opening is self._keyed:
+            self._opening = head
+        incoming = Incoming(head, payload, self)
+        if opening is self._trailed:
+            incoming.scanner, self._trailed = self.trailers, None
+        return self._launch(incoming)
 
     def _launch(self, incoming: Incoming) -> bool:
         """Have one request served. Returns False when its client has left already."""

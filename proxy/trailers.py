@@ -11,6 +11,7 @@ _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
 _SIZE = re.compile(rb"([0-9a-fA-F]{1,16})(?:[ \t]*;[^\r\n]*)?")
 _MAX_BYTES = 16_384
+_MAX_FIELDS = 128
 _MAX_LINE_BYTES = 16_384
 
 _NEVER = frozenset(
@@ -107,7 +108,7 @@ class TrailerScanner:
             return
         self._section += len(line)
         name, colon, value = line.partition(b":")
-        if not colon or self._section > _MAX_BYTES:
+        if not colon or self._section > _MAX_BYTES or len(self._fields) >= _MAX_FIELDS:
             self._give_up()
             return
         self._fields.append((name, value.strip(b" \t")))

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from hashlib import sha256
 from urllib.parse import urlsplit
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from proxy.admin.pages import is_page
 from proxy.admin.problem import ApiError
 from proxy.admin.requests import HOLDER
 from proxy.config.model import AdminConfig, is_loopback
+from proxy.target import is_authority
 
 __all__ = ["OPEN_PATHS", "guard"]
 
@@ -33,6 +35,7 @@ def guard(config: AdminConfig) -> Callable[[web.Request], None]:
     known = list(_tokens(config))
 
     def check(request: web.Request) -> None:
+        _check_host(request)
         if request.path in OPEN_PATHS or is_page(request.path):
             if request.path == _METRICS and not known:
                 _refuse_browsers(request)
@@ -69,13 +72,24 @@ def _tokens(config: AdminConfig) -> Iterator[tuple[bytes, str | None, str]]:
         yield bytes.fromhex(token.sha256.get_secret_value()), token.name, token.role
 
 
+def _check_host(request: web.Request) -> None:
+    """Refuse a Host that is none, or that is not the one the target names (RFC 9112 section 3.2)."""
+    hosts = request.headers.getall("Host", [])
+    if len(hosts) > 1 or (hosts and not is_authority(hosts[0])) or (not hosts and request.version >= HttpVersion11):
+        raise ApiError(400, "A request must have exactly one Host field, with a name or an address.")
+    target = request.raw_path
+    named = "" if target.startswith("/") else re.split("[/?]", target.partition("://")[2], maxsplit=1)[0]
+    if named and hosts and named.lower() != hosts[0].lower():
+        raise ApiError(400, "The Host field and the request target name different hosts.")
+
+
 def _refuse_browsers(request: web.Request) -> None:
     """Without a token, keep web pages out: neither another site's requests nor a rebound name get through."""
     host = urlsplit(f"//{request.headers.get('Host', '')}").hostname or ""
     if not is_loopback(host) and not _is_address(host):
         raise ApiError(403, f"Host {host!r} is not an address of this machine; set admin.token to use names.")
     origin = request.headers.get("Origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("Host"):
+    if origin is not None and origin.partition("://")[2] != request.headers.get("Host"):
         raise ApiError(403, "Requests from other web sites are refused.")
 
 

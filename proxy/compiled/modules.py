@@ -71,6 +71,7 @@ _PROXY = (
     "rules",
     "shared_head",
     "slots",
+    "target",
     "terms",
     "ticket",
     "traffic",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from fcntl import ioctl
 from random import Random
-from termios import FIONREAD
 
 import pytest
 
 from tests.support.answers import Planned, cut, junk, planned
+from tests.support.literal_upstream import LiteralUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import Answer, RawClient, request_bytes
 
@@ -40,47 +39,6 @@ JUNK = {
 }
 
 
-class Scripted:
-    """An upstream that writes, for every request, pieces of bytes with pauses in between; and counts connections."""
-
-    def __init__(self, script: dict[str, Sequence[bytes | float]]) -> None:
-        self.script = script
-        self.connections = 0
-
-    async def __aenter__(self) -> Scripted:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.connections += 1
-        try:
-            while True:
-                head = await reader.readuntil(b"\r\n\r\n")
-                paused = False
-                for what in self.script[head.split(b" ")[1].decode()]:
-                    if isinstance(what, float):
-                        paused = True
-                        await asyncio.sleep(what)
-                    elif what == b"":
-                        writer.close()
-                    elif paused and _asked_again(reader, writer):
-                        # What is said from here on is the answer to that.
-                        break
-                    else:
-                        writer.write(what)
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
-
-
-def _asked_again(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-    waiting = ioctl(writer.get_extra_info("socket").fileno(), FIONREAD, bytes(4))
-    return waiting != bytes(4) or bool(reader._buffer)  # type: ignore[attr-defined]
-
-
 @pytest.mark.parametrize("behind", JUNK)
 @pytest.mark.parametrize("answer", ANSWERS)
 async def test_bytes_behind_an_answer_reach_nobody(answer: str, behind: str) -> None:
@@ -88,7 +46,7 @@ async def test_bytes_behind_an_answer_reach_nobody(answer: str, behind: str) -> 
     script: dict[str, Sequence[bytes | float]] = {
         "/same": [said + evil], "/later": [said, 0.03, evil], "/clean": [WHOLE], "/own": [said]
     }  # fmt: skip
-    async with Scripted(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         own = await client.ask("GET", "/own")
         for path in ("/same", "/same", "/later", "/clean", "/later", "/same", "/clean"):
             seen = await client.ask("GET", path)
@@ -103,7 +61,7 @@ async def test_bytes_behind_an_answer_reach_nobody(answer: str, behind: str) -> 
 @pytest.mark.parametrize("behind", JUNK)
 async def test_bytes_behind_the_answer_to_head_reach_nobody(behind: str) -> None:
     script = {"/same": [WHOLE[:-4] + JUNK[behind]], "/body": [WHOLE], "/clean": [WHOLE]}
-    async with Scripted(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         for path in ("/same", "/body", "/same"):
             assert (await client.ask("HEAD", path)).header("content-length") == "4"
             assert (await client.ask("GET", "/clean")).body == b"mine"
@@ -112,7 +70,7 @@ async def test_bytes_behind_the_answer_to_head_reach_nobody(behind: str) -> None
 
 async def test_an_early_answer_to_an_upload_with_bytes_behind_it() -> None:
     script = {"/up": [WHOLE + EVIL], "/clean": [WHOLE]}
-    async with Scripted(script) as up, Stack(up.url) as stack:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack:
         for _ in range(3):
             async with RawClient(stack.port) as client:
                 client.send(b"POST /up HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
@@ -126,14 +84,14 @@ async def test_an_early_answer_to_an_upload_with_bytes_behind_it() -> None:
 )
 async def test_a_switch_of_protocols_that_nobody_asked_for_is_no_answer(line: bytes) -> None:
     script = {"/a": [line + EVIL], "/b": [WHOLE]}
-    async with Scripted(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         assert (await client.ask("POST", "/a")).status == 502
         assert (await client.ask("GET", "/b")).body == b"mine"
 
 
 async def test_an_interim_answer_that_nobody_waits_for_is_not_taken_for_the_answer() -> None:
     pieces = [b"HTTP/1.1 100 Continue\r\n\r\n", 0.01, b"HTTP/1.1 103 Early Hints\r\n\r\n", 0.01, WHOLE]
-    async with Scripted({"/a": pieces}) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with LiteralUpstream({"/a": pieces}) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         for method in ("GET", "POST"):
             answer = await client.ask(method, "/a")
             assert (answer.status, answer.body) == (200, b"mine")
@@ -141,7 +99,11 @@ async def test_an_interim_answer_that_nobody_waits_for_is_not_taken_for_the_answ
 
 async def test_what_comes_while_idle_is_not_the_next_ones_answer_even_where_both_are_there_at_once() -> None:
     """Once it has happened, a connection is looked at before it is used."""
-    async with Scripted({"/a": [WHOLE, 0.005, EVIL]}) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with (
+        LiteralUpstream({"/a": [WHOLE, 0.005, EVIL]}) as up,
+        Stack(up.url) as stack,
+        RawClient(stack.port) as client,
+    ):
         for _ in range(5):
             assert (await client.ask("GET", "/a")).body == b"mine"
             await asyncio.sleep(0.02)
@@ -179,7 +141,7 @@ async def test_random_answers_and_junk_on_kept_connections(seed: int) -> None:
         for read in reads:
             pieces += [read, 0.001] if rng.random() < 0.3 and len(reads) < 9 else [read]
         script[path] = [*pieces, b""] if plan.closes else pieces
-    async with Scripted(script) as up, Stack(up.url) as stack:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack:
         waiting = list(plans)
 
         async def caller() -> list[str]:

@@ -48,6 +48,27 @@ REFUSED = {
     "no host": b"GET /x HTTP/1.1\r\n\r\n",
     "two hosts": b"GET /x HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
     "two equal hosts": b"GET /x HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n",
+    "half an address as host": b"GET /x HTTP/1.1\r\nHost: [::1\r\n\r\n",
+    "no address in brackets": b"GET /x HTTP/1.1\r\nHost: [:::1]\r\n\r\n",
+    "user in host": b"GET /x HTTP/1.1\r\nHost: user@a\r\n\r\n",
+    "path in host": b"GET /x HTTP/1.1\r\nHost: a/b\r\n\r\n",
+    "space in host": b"GET /x HTTP/1.1\r\nHost: a b\r\n\r\n",
+    "no port in host": b"GET /x HTTP/1.1\r\nHost: a:b\r\n\r\n",
+    "port too large": b"GET /x HTTP/1.1\r\nHost: a:65536\r\n\r\n",
+    "backslash in host": b"GET /x HTTP/1.1\r\nHost: a\\b\r\n\r\n",
+    "bytes in host": b"GET /x HTTP/1.1\r\nHost: a\xff\r\n\r\n",
+    "user in absolute target": b"GET http://user@a/x HTTP/1.1\r\nHost: a\r\n\r\n",
+    "host on 1.0": b"GET /x HTTP/1.0\r\nHost: [::1\r\n\r\n",
+    "dot segments": b"GET /v1/../admin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "a dot segment": b"GET /v1/./models HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dot segments at the end": b"GET /v1/.. HTTP/1.1\r\nHost: a\r\n\r\n",
+    "encoded dot segments": b"GET /v1/%2e%2E/admin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "half encoded dot segments": b"GET /v1/.%2e/admin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dot segments with encoded slashes": b"GET /v1%2f..%2fadmin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dot segments with backslashes": b"GET /v1/..\\admin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dot segments with encoded backslashes": b"GET /v1%5c..%5cadmin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dot segments with parameters": b"GET /v1/..;x/admin HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dot segments of an absolute target": b"GET http://a/v1/../admin HTTP/1.1\r\nHost: a\r\n\r\n",
     "absolute target with another host": b"GET http://b/x HTTP/1.1\r\nHost: a\r\n\r\n",
     "chunk size over 2^63": POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\nab\r\n0\r\n\r\n",
     "negative chunk size": POST + b"Transfer-Encoding: chunked\r\n\r\n-2\r\nab\r\n0\r\n\r\n",
@@ -123,6 +144,11 @@ ACCEPTED = {
     "capital transfer-encoding": POST + b"Transfer-Encoding: CHUNKED\r\n\r\n2\r\nab\r\n0\r\n\r\n",
     "absolute target with its host": b"GET http://a/x HTTP/1.1\r\nHost: a\r\n\r\n",
     "absolute target without a path": b"GET http://a?b=c HTTP/1.1\r\nHost: a\r\n\r\n",
+    "host with a port": b"GET /x HTTP/1.1\r\nHost: a_b.c-d:8080\r\n\r\n",
+    "address as host": b"GET /x HTTP/1.1\r\nHost: [::1]:80\r\n\r\n",
+    "empty host": b"GET /x HTTP/1.1\r\nHost:\r\n\r\n",
+    "dots in names": b"GET /.well-known/...a/v1.0/x..y HTTP/1.1\r\nHost: a\r\n\r\n",
+    "dots in a query": b"GET /x?path=../y HTTP/1.1\r\nHost: a\r\n\r\n",
     "body on get": b"GET /x HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\nab",
     "options star": b"OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n",
 }
@@ -136,7 +162,7 @@ async def test_unusual_but_clear_requests_pass_with_one_clear_framing(name: str)
         seen = up.seen[-1]
         assert len(seen.all("content-length")) + len(seen.all("transfer-encoding")) <= 1
         assert seen.body == (b"ab" if b"ab" in ACCEPTED[name].partition(b"\r\n\r\n")[2] else b"")
-        assert seen.target in ("/x", "/?b=c", "*")
+        assert seen.target in ("/x", "/?b=c", "*", "/.well-known/...a/v1.0/x..y", "/x?path=../y")
         await stack.settled()
 
 
