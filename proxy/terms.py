@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from math import inf
 
 from proxy.config.model import PoolConfig
 from proxy.profile import load_profile
@@ -59,7 +60,8 @@ class Terms:
         """Whether an upstream pads a batch to its longest item."""
         self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
         """What each class means."""
-        self.total_s: float = config.timeouts.total_ms / 1000.0
+        total_ms = config.timeouts.total_ms
+        self.total_s: float = inf if total_ms is None else total_ms / 1000.0
         self.keepalive_s: float | None = config.keepalive.interval_ms / 1000.0 if config.keepalive.enabled else None
         """Silence after which waiting streams get a comment; None for never."""
         self.max_wait_s: float = config.queue.max_wait_ms / 1000.0

@@ -90,6 +90,7 @@ _UPSTREAM = (
     "head",
     "known_head",
     "lazy_timer",
+    "location",
     "outgoing",
     "retry",
     "routing",

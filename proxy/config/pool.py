@@ -184,8 +184,11 @@ class TimeoutsConfig(Section):
     between_chunks_ms: float = Field(
         default=60_000.0, gt=0.0, le=_DAY_MS, description="Between two pieces of an answer."
     )
-    total_ms: float = Field(
-        default=600_000.0, gt=0.0, le=_DAY_MS, description="From arrival to the end of the answer."
+    total_ms: float | None = Field(
+        default=None,
+        gt=0.0,
+        le=_DAY_MS,
+        description="From arrival to the end of the answer, whatever it is doing; null for no end while it flows.",
     )
 
 

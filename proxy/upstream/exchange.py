@@ -8,9 +8,11 @@ from time import monotonic
 from typing import Final, Protocol
 
 from proxy.headers import RawHeaders, ResponseFields
+from proxy.upstream.address import Address
 from proxy.upstream.connection import Connection
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.known_head import KnownHead
+from proxy.upstream.location import relocated
 
 __all__ = ["Exchange", "Patience", "Reader"]
 
@@ -89,6 +91,7 @@ class Exchange:
         "trailers",
         "until_close",
         "upgrade_rest",
+        "upstream",
         "watcher",
     )
 
@@ -146,6 +149,8 @@ class Exchange:
         self.until_close = False
         """Whether only the closing of the connection ends the body."""
         self.trailers: RawHeaders = ()
+        self.upstream: Address | None = None
+        """Who answered, where the answer may say where something is."""
         self.upgrade_rest: bytes | None = None
         """After 101: what had already come of the other protocol."""
 
@@ -187,9 +192,8 @@ class Exchange:
     @property
     def lines(self) -> bytes:
         """The end-to-end lines of the head, each ended by CRLF."""
-        if self._known is not None:
-            return self._known.lines
-        return self.fields.lines(self.headers)
+        lines = self.fields.lines(self.headers) if self._known is None else self._known.lines
+        return lines if self.upstream is None else relocated(lines, self.upstream)
 
     @property
     def date(self) -> bytes | None:

@@ -99,6 +99,8 @@ class Group:
             return False
         self._budget.request()
         lease.endpoint.succeeded(exchange.sent_at)
+        if exchange.status != 200:
+            exchange.upstream = lease.endpoint.address
         return True
 
     async def call(
@@ -141,6 +143,8 @@ class Group:
             if error is None:
                 if exchange.status not in OVERLOAD:
                     self._judge(endpoint, exchange)
+                    if exchange.status != 200:
+                        exchange.upstream = endpoint.address
                     return exchange
                 self._busy(endpoint, exchange)
                 tried.append(endpoint)

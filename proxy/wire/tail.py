@@ -15,6 +15,9 @@ __all__ = ["TailTap", "count", "last_object", "last_scalar", "read_usage"]
 KEPT: Final = 16_384
 """Bytes kept of the end of an answer."""
 
+BEGUN: Final = 2_048
+"""Bytes kept of its beginning."""
+
 ATTEMPTS: Final = 8
 """How many members of the name are tried, from the last one back: an adversarial answer must not cost much."""
 
@@ -30,17 +33,19 @@ _SPACE: Final = 0x20
 
 
 class TailTap(Tap):
-    """Keeps the last KEPT bytes of an answer and looks for usage in them when asked.
+    """Keeps the last KEPT bytes of an answer and its first BEGUN, and looks for usage in them when asked.
 
     A key with its colon cannot occur inside a JSON string, where quotes are escaped, so searching the raw tail
     finds real members only. A compressed answer holds none and counts nothing.
     """
 
-    __slots__ = ("_pieces", "_read", "_size")
+    __slots__ = ("_begun", "_pieces", "_read", "_size")
 
     def __init__(self, read: Callable[[bytes], Usage] | None = None) -> None:
         """`read` finds the counts in the tail; without it, OpenAI's names are looked for."""
         self._read = read or read_usage
+        self._begun = b""
+        """The first BEGUN bytes, once something has been forgotten."""
         self._pieces: list[bytes] = []
         self._size = 0
 
@@ -49,7 +54,10 @@ class TailTap(Tap):
         self._pieces.append(data)
         self._size += len(data)
         if self._size > 4 * KEPT or len(self._pieces) > 64:
-            self._pieces = [self.tail()]
+            kept = b"".join(self._pieces)
+            if not self._begun:
+                self._begun = kept[:BEGUN]
+            self._pieces = [kept[-KEPT:]]
             self._size = len(self._pieces[0])
 
     def tail(self) -> bytes:
@@ -57,9 +65,19 @@ class TailTap(Tap):
         return b"".join(self._pieces)[-KEPT:]
 
     def usage(self) -> Usage:
-        """Return the counts that the end of the answer holds."""
+        """Return the counts that the end of the answer holds, or where it holds none its beginning.
+
+        Some servers write usage before a long list of results.
+        """
         pieces = self._pieces
-        return self._read(pieces[0] if len(pieces) == 1 and self._size <= KEPT else self.tail())
+        if len(pieces) == 1 and self._size <= KEPT and not self._begun:
+            return self._read(pieces[0])
+        kept = b"".join(pieces)
+        found = self._read(kept[-KEPT:])
+        if found.prompt_tokens is None and found.output_tokens is None:
+            begun = self._read(self._begun or kept[:BEGUN])
+            return Usage(begun.prompt_tokens, begun.output_tokens, found.finish_reason or begun.finish_reason)
+        return found
 
 
 def last_object(data: bytes, name: bytes) -> dict[str, Any] | None:

@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import socket
+from math import inf
 
 from controller.observation import Result
 from tests.support.mock_upstream import MockUpstream, chat_stream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, RawClient
+from tests.support.scripted import Scripted
 
 STREAM = {**CHAT, "stream": True}
 NO_WAIT = {"queue": {"upstream_wait_ms": 0}}
@@ -92,3 +94,23 @@ async def test_connect_timeout_is_504_and_names_itself() -> None:
             await stack.settled()
     for sock in (*fillers, listener):
         sock.close()
+
+
+async def test_a_stream_whose_head_came_early_still_waits_for_its_first_byte() -> None:
+    """A head that stands before the first token is none: name and length of the wait are the first byte's."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+    async with (
+        Scripted({"/v1/chat/completions": [head]}) as up,
+        Stack(up.url, timeouts={"first_byte_ms": 150, "between_chunks_ms": 50}) as stack,
+        RawClient(stack.port) as client,
+    ):
+        answer = await client.ask("POST", "/v1/chat/completions", body={**CHAT, "stream": True})
+        assert not answer.complete
+        assert b"first_byte_timeout" in answer.body
+
+
+async def test_by_default_nothing_ends_a_stream_that_flows() -> None:
+    async with MockUpstream() as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        assert stack.pool.terms.total_s == inf
+        mock = {"tokens": 3, "gap": 0.01}
+        assert (await client.ask("POST", "/v1/chat/completions", body={**CHAT, "stream": True}, mock=mock)).complete
