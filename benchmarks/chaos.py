@@ -4,7 +4,9 @@
     python -m benchmarks.chaos --quick
 
 A `trimtab serve` of its own stands before three upstreams that are killed and restarted, drop connections, answer
-garbage, errors and too few results, stall and hang; clients leave at random moments; the configuration is changed and
+garbage, errors and too few results, stall and hang, say things behind their answers, answer drop by drop, report
+failures inside of good answers and say when to come back; clients leave at random moments and take their time over
+their bodies; the configuration is changed and
 reloaded every two seconds. Every request carries a number that comes back in its answer. Both ends keep books:
 
 - lost: the upstream wrote its whole good answer, the client stayed, and yet got something else;
@@ -47,6 +49,8 @@ RELOAD_S = 2.0
 SAMPLE_S = 1.0
 LEAVES = 0.15
 """Share of the clients that do not wait for their answer."""
+SLOW = 0.1
+"""Share of the requests that come in two halves, with a pause in between."""
 QUIET_S = 1.0
 """How long after its last byte an upstream must live for its answer to count as delivered."""
 FORGET_S = 30.0
@@ -115,6 +119,10 @@ class Books:
         """Write down what a client that stayed got."""
         whole = answer.status == 200 and answer.complete
         self.statuses[str(answer.status) if answer.complete else f"{answer.status} cut"] += 1
+        if whole and not rest and _is_error(answer):
+            # The upstream's own word for failing, passed on as it came.
+            self.unhappy[number] = f"#{number} {kind}: an error with status 200"
+            return
         if whole and (rest or not _is_own(number, kind, answer)):
             self.foreign.append(f"#{number} {kind}: {answer.body[:80]!r} {rest[:80]!r}")
         if whole:
@@ -147,11 +155,15 @@ class Books:
 
 def _numbers(seen: Seen) -> Iterator[int]:
     """Return the numbers of the requests in an upstream call that was answered well."""
-    if seen.method != "POST" or seen.status != 200 or seen.how.results is not None:
+    if seen.method != "POST" or seen.status != 200 or seen.how.results is not None or seen.how.body is not None:
         return
     body = seen.json
     for text in body["input"] if isinstance(body.get("input"), list) else [body.get("input", body.get("number"))]:
         yield int(str(text).rpartition(" ")[2])
+
+
+def _is_error(answer: Answer) -> bool:
+    return answer.body.startswith(b'{"error"')
 
 
 def _is_own(number: int, kind: str, answer: Answer) -> bool:
@@ -221,7 +233,13 @@ class Storm:
         self.books.requests += 1
         try:
             mock = None if kind == "embed" else {"headers": [["X-Number", str(number)]]}
-            client.send(request_bytes("POST", path, body=body, mock=mock))
+            request = request_bytes("POST", path, body=body, mock=mock)
+            if rng.random() < SLOW:
+                half = rng.randrange(1, len(request))
+                client.send(request[:half])
+                await asyncio.sleep(rng.random() * 0.1)
+                request = request[half:]
+            client.send(request)
             if rng.random() < LEAVES:
                 await asyncio.sleep(rng.random() * 0.03)
                 client.abort()

@@ -21,7 +21,7 @@ CONFIG: dict[str, Any] = {
     "queue": {"max_requests": 40, "max_wait_ms": 1000},
     "health": {"eject_after": 4, "eject_ms": 100, "interval_ms": 100, "timeout_ms": 100},
 }
-CODES = {200, 429, 500, 502, 503, 504}
+CODES = {200, 401, 404, 422, 429, 500, 502, 503, 504}
 
 
 class Chaos:
@@ -50,7 +50,7 @@ class Chaos:
                 return
             answer = await client.answer(timeout=15)
         assert answer.status in CODES, answer
-        if answer.status != 200 or not answer.complete:
+        if answer.status != 200 or not answer.complete or answer.body.startswith(b'{"error"'):
             return
         self.good += 1
         if kind == "embed":

@@ -6,9 +6,9 @@ import pytest
 
 from proxy.upstream.address import Address
 from proxy.upstream.location import relocated
+from tests.support.literal_upstream import LiteralUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient
-from tests.support.scripted import Scripted
 
 PLAIN, PREFIXED = Address.of("http://gpu-1:8000"), Address.of("http://gpu-1:8000/base")
 
@@ -44,7 +44,7 @@ def test_only_what_names_the_upstream_is_made_relative(place: str, address: Addr
 async def test_a_redirect_to_the_upstream_leads_through_the_proxy(status: int) -> None:
     """As frameworks answer to a path that lacks its last slash: with their Host, which is the upstream's."""
     script: dict[str, list[bytes]] = {}
-    async with Scripted(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         head = b"HTTP/1.1 %d X\r\nLocation: %b/there/?q=1\r\nContent-Length: 0\r\n\r\n" % (status, up.url.encode())
         script |= {"/there": [head], "/elsewhere": [head.replace(b"127.0.0.1", b"127.0.0.2")]}
         for method in ("GET", "POST", "HEAD"):
@@ -59,5 +59,5 @@ async def test_a_redirect_to_the_upstream_leads_through_the_proxy(status: int) -
 async def test_a_transfer_coding_that_would_be_lost_is_refused(coding: str) -> None:
     head = f"HTTP/1.1 200 OK\r\nTransfer-Encoding: {coding}\r\n\r\n".encode()
     script = {"/a": [head + b"4\r\nmine\r\n0\r\n\r\n"]}
-    async with Scripted(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         assert (await client.ask("GET", "/a")).status == 502

@@ -8,10 +8,10 @@ import socket
 from math import inf
 
 from controller.observation import Result
+from tests.support.literal_upstream import LiteralUpstream
 from tests.support.mock_upstream import MockUpstream, chat_stream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, RawClient
-from tests.support.scripted import Scripted
 
 STREAM = {**CHAT, "stream": True}
 NO_WAIT = {"queue": {"upstream_wait_ms": 0}}
@@ -100,7 +100,7 @@ async def test_a_stream_whose_head_came_early_still_waits_for_its_first_byte() -
     """A head that stands before the first token is none: name and length of the wait are the first byte's."""
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
     async with (
-        Scripted({"/v1/chat/completions": [head]}) as up,
+        LiteralUpstream({"/v1/chat/completions": [head]}) as up,
         Stack(up.url, timeouts={"first_byte_ms": 150, "between_chunks_ms": 50}) as stack,
         RawClient(stack.port) as client,
     ):

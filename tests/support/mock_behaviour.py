@@ -66,6 +66,10 @@ class Behaviour:
     trailers: list[list[str]] = field(default_factory=list)
     answer_early: bool = False
     """Answer before the request's body has been read."""
+    junk: str | None = None
+    """Written behind the answer, in one piece with its end: nobody asked for it."""
+    drip: float = 0.0
+    """Write the body in pieces of 16 bytes with so many seconds between them, each chunk or event cut as it comes."""
     gate: str | None = None
     """Wait for `MockUpstream.open(name)` before the head."""
 

@@ -226,6 +226,8 @@ class MockUpstream:
             encoded.append(b"0\r\n%b\r\n" % trailers)
         else:
             encoded = list(pieces)
+        if how.junk is not None:
+            encoded = [*encoded[:-1], (encoded[-1] if encoded else b"") + how.junk.encode("latin-1")]
         for position, data in enumerate(encoded):
             if position and how.gap and position < len(pieces):
                 await asyncio.sleep(how.gap)
@@ -238,6 +240,12 @@ class MockUpstream:
             if how.stall_at is not None and written + len(data) > how.stall_at:
                 writer.write(data[: how.stall_at - written])
                 await asyncio.Event().wait()
+            if how.drip:
+                # Its last piece is written below, with what there is behind it.
+                while len(data) > 16:
+                    writer.write(data[:16])
+                    written, data = written + 16, data[16:]
+                    await asyncio.sleep(how.drip)
             writer.write(data)
             written += len(data)
             await writer.drain()
