@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from aiohttp import ClientSession
 
 from proxy.config.load import check
 from proxy.config.source import read_text
@@ -140,6 +141,28 @@ class TestCompose:
                 assert service["read_only"] is True, name
             assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ())), name
 
+    def test_every_service_is_confined(self) -> None:
+        for name, service in self.services().items():
+            assert service["cap_drop"] == ["ALL"], name
+            assert "no-new-privileges:true" in service["security_opt"], name
+            assert "cap_add" not in service, name
+            assert "privileged" not in service, name
+            assert re.fullmatch(r"\d+g|\$\{TRIMTAB_\w+:-\d+g\}", service["mem_limit"]), name
+            assert service["pids_limit"] > 0, name
+            assert service["restart"] == "unless-stopped", name
+
+    def test_only_the_proxy_is_given_the_token_of_its_admin_api(self) -> None:
+        whole = yaml.safe_load(COMPOSE)
+        del whole["services"]["trimtab"]["environment"]["TRIMTAB_ADMIN__TOKEN"]
+        assert "TRIMTAB_TOKEN" not in json.dumps(whole)
+
+    async def test_prometheus_may_scrape_without_a_token(self, make_rig: Callable[..., Any]) -> None:
+        async with MockUpstream() as upstream, ClientSession() as session:
+            rig = await make_rig(upstreams=[upstream.url], admin={"token": "t" * 20})
+            for path, status in (("/metrics", 200), ("/admin/v1/pools", 401)):
+                async with session.get(f"{rig.admin}{path}") as answer:
+                    assert answer.status == status, path
+
     def test_the_configuration_mounted_is_valid(self) -> None:
         text = (DEPLOY / "trimtab.yaml").read_text()
         config = check(read_text(text, "deploy/trimtab.yaml", {}))
@@ -180,6 +203,17 @@ class TestUnit:
         start = re.search(r"^ExecStart=\S+/trimtab (.+)$", self.TEXT, re.MULTILINE)
         assert start is not None
         understand(start[1].split())
+
+    def setting(self, name: str) -> str:
+        (value,) = re.findall(rf"^{name}=(.*)$", self.TEXT, re.MULTILINE)
+        return str(value)
+
+    def test_it_has_a_bound_on_memory_and_comes_back_from_it(self) -> None:
+        assert re.fullmatch(r"[1-9]\d*[MG]", self.setting("MemoryMax"))
+        assert int(self.setting("TasksMax")) > 0
+        assert self.setting("OOMPolicy") == "continue", "a worker that is killed is its supervisor's to replace"
+        assert self.setting("Restart") in ("on-failure", "always")
+        assert self.setting("StartLimitIntervalSec") == "0", "it is never given up"
 
     def test_stopping_takes_longer_than_the_default_drain(self) -> None:
         stop = re.search(r"^TimeoutStopSec=(\d+)$", self.TEXT, re.MULTILINE)
