@@ -14,6 +14,8 @@ from proxy.wire.registry import certain, detect
 __all__ = ["Candidate", "RouteTable"]
 
 _CACHED: Final = 1024
+_LONGEST: Final = 256
+"""Characters of a path that is remembered: a caller chooses them."""
 _SHOWN: Final = 8
 
 
@@ -46,9 +48,10 @@ class RouteTable:
             pools = [pool for pool in self.pools if _matches(pool.config.match.paths, path)]
             by_model = any(not pool.terms.any_model or pool.terms.renames for pool in pools)
             found = tuple([_candidate(pool, method, path, by_model) for pool in pools])
-            if len(self._by_path) >= _CACHED:
-                self._by_path.clear()
-            self._by_path[method, path] = found
+            if len(path) <= _LONGEST:
+                if len(self._by_path) >= _CACHED:
+                    self._by_path.clear()
+                self._by_path[method, path] = found
         return found
 
     def fallback(self, pool: Pool, cause: str) -> Pool | None:

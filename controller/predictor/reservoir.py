@@ -18,6 +18,8 @@ __all__ = ["FADED", "Reservoir", "Row", "Stratum"]
 FADED = 0.25
 """Weight of rows from before a drift."""
 
+_MAX_FADED = 1_024
+"""So many models are remembered to have drifted, the latest."""
 _HEAD = Struct("<qdd?I")
 
 
@@ -66,6 +68,10 @@ class Reservoir:
         self._per_stratum = per_stratum
         self._capacity = capacity
         self._strata: dict[tuple[str, int], deque[bytes]] = {}
+        """None of them is empty, so there are at most `capacity`, whatever models are named."""
+        self._by_size: dict[int, dict[tuple[str, int], None]] = {}
+        """Strata by their number of rows, so that the largest is found without looking at all."""
+        self._largest = 0
         self._overflowed: set[tuple[str, int]] = set()
         self._faded: dict[str, int] = {}
         self._size = 0
@@ -89,6 +95,8 @@ class Reservoir:
         if len(stratum) == self._per_stratum:
             self._leave(model, stratum[0])
             self._overflowed.add(key)
+        else:
+            self._resized(key, len(stratum), len(stratum) + 1)
         self._size += 1
         self.groups[model, tenant] += 1
         packed = struct.pack(f"<{len(features)}d", *features)
@@ -122,12 +130,33 @@ class Reservoir:
 
     def fade(self, model: str) -> None:
         """After a drift: a model's rows so far teach the old lengths, so they count less. Nothing is thrown away."""
+        self._faded.pop(model, None)
         self._faded[model] = self.seen
+        if len(self._faded) > _MAX_FADED:
+            del self._faded[next(iter(self._faded))]
 
     def _shrink(self) -> None:
-        key = max(self._strata, key=lambda name: len(self._strata[name]))
-        self._leave(key[0], self._strata[key].popleft())
-        self._overflowed.add(key)
+        key = next(iter(self._by_size[self._largest]))
+        stratum = self._strata[key]
+        self._leave(key[0], stratum.popleft())
+        self._resized(key, len(stratum) + 1, len(stratum))
+        if stratum:
+            self._overflowed.add(key)
+        else:
+            del self._strata[key]
+            self._overflowed.discard(key)
+
+    def _resized(self, key: tuple[str, int], before: int, after: int) -> None:
+        """Take note that a stratum has `after` rows and had `before`, one more or less."""
+        if before:
+            alike = self._by_size[before]
+            del alike[key]
+            if not alike:
+                del self._by_size[before]
+        if after:
+            self._by_size.setdefault(after, {})[key] = None
+        if after > self._largest or self._largest not in self._by_size:
+            self._largest = after
 
     def _leave(self, model: str, packed: bytes) -> None:
         self._size -= 1

@@ -14,6 +14,8 @@ __all__ = ["canonical", "load_object", "model_name", "positive", "whole"]
 
 _KEY_BEFORE = re.compile(rb'"((?:[^"\\]|\\.){1,64})"\s*:')
 _EXACT_LIMIT: Final = 2.0**53
+LONGEST_NAME: Final = 1_024
+"""Characters of a model's name: it is a key in what is learned and remembered."""
 
 
 def load_object(head: Head, body: bytes) -> dict[str, Any] | None:
@@ -35,9 +37,12 @@ def load_object(head: Head, body: bytes) -> dict[str, Any] | None:
 
 
 def model_name(payload: Mapping[str, Any]) -> str:
-    """Return the `model` of a request, empty when it names none. Raises BadRequest when it is no string."""
+    """Return the `model` of a request, empty when it names none. Raises BadRequest when it is none."""
     model = payload.get("model")
     if type(model) is str:
+        if len(model) > LONGEST_NAME:
+            text = f"'model' is longer than {LONGEST_NAME} characters"
+            raise BadRequest(text, param="model", code="invalid_value")
         return model
     if model is None:
         return ""
