@@ -37,7 +37,7 @@ __all__ = ["Flight"]
 
 log = logging.getLogger("trimtab.proxy")
 
-_STEP: Final = 2_048
+_STEP: Final = 1_024
 """So many tokens of a large body are looked at between two turns of the loop."""
 _FEW_BYTES: Final = 16_384
 """A body of so many bytes may wait in its parsed form."""

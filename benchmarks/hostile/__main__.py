@@ -22,6 +22,8 @@ from pathlib import Path
 from benchmarks.bars import Bar, report
 
 PARTS: dict[str, str] = {
+    "bodies": "bodies made to cost as much as they can",
+    "slow": "bodies that trickle, and crowds of idle connections",
     "crossing": "junk behind answers on kept connections",
     "state": "a state file that is damaged, in the way, or another's",
 }

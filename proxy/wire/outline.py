@@ -41,7 +41,7 @@ _MAX_OTHERS: Final = 64
 _WINDOW: Final = 65_536
 """Bytes looked through by one search."""
 _STRING_WINDOW: Final = 1_048_576
-_UNIT: Final = 4_096
+_UNIT: Final = 256
 """Bytes that cost as much as one token."""
 _LONG: Final = 1_024
 """A string of fewer bytes is text, whatever it stands for."""
@@ -167,7 +167,7 @@ class Outline:
     # -- reading -------------------------------------------------------------------------------------------
 
     def step(self, units: int) -> bool:
-        """Read on for about `units` tokens, or 4 KiB that hold none for each. Returns whether that was all."""
+        """Read on for about `units` tokens, or 256 bytes that hold none for each. Returns whether that was all."""
         body, size = self._body, len(self._body)
         if self._at == 0:
             first = _end_of_space(body, 0, min(size, _WINDOW))
