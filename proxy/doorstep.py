@@ -9,14 +9,14 @@ from typing import Any, Final, Protocol, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-__all__ = ["Doorstep", "Listening", "Patience", "Porch", "Resting"]
+__all__ = ["Doorstep", "Patience", "Porch", "Resting"]
 
 _LOG = logging.getLogger("trimtab.proxy")
 _SWEEP_S: Final = 2.5
 _REST_S: Final = 5.0
 """A connection that has been idle for so long gives up its parser."""
-_FEW: Final = 1_000
-"""So many connections can be looked through for each newcomer."""
+_LOOK_S: Final = 2e-6
+"""Nobody was found idle: so long for each connection nobody looks again, since newcomers may be many."""
 _SAY_AGAIN_S: Final = 60.0
 
 
@@ -32,13 +32,6 @@ class Patience:
         self.answer_s = answer_s
         """Without taking anything of an answer, and a second more for every `min_rate` bytes of it that wait."""
         self.min_rate = min_rate
-
-
-class Listening(web.Server):
-    """A server that notices when there may be somebody idle: newcomers may be many, and looking takes a while."""
-
-    rested = True
-    """Whether a connection may have come to rest since nobody was found idle. Its protocols set it."""
 
 
 class Resting(Protocol):
@@ -87,7 +80,7 @@ class Doorstep:
     closed for a newcomer; only where none is idle the newcomer is told `refusal` and closed.
     """
 
-    def __init__(self, server: Listening, patience: Patience, refusal: bytes, name: str) -> None:
+    def __init__(self, server: web.Server, patience: Patience, refusal: bytes, name: str) -> None:
         self._server = server
         self._patience = patience
         self._refusal = refusal
@@ -100,7 +93,7 @@ class Doorstep:
         self._expiry: asyncio.TimerHandle | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._sweep_s = min(_SWEEP_S, patience.answer_s / 4.0)
-        self._say_at = 0.0
+        self._look_at = self._say_at = 0.0
         self.evicted = 0
         """Idle connections closed for newcomers."""
         self.refused = 0
@@ -144,7 +137,6 @@ class Doorstep:
         if self._idle.pop(porch, self) is self or transport is None or transport.is_closing():
             return
         handler = self._server()
-        self._server.rested = True
         transport.set_protocol(handler)
         handler.connection_made(transport)
         if self._sweeper is None:
@@ -183,9 +175,10 @@ class Doorstep:
     def _make_room(self) -> bool:
         """Close whoever has been idle for longest. Returns False when nobody is idle."""
         if not self._idle:
-            if not self._server.rested and len(self._server._connections) > _FEW:
+            now = self._loop.time()
+            if now < self._look_at:
                 return False
-            self._step_out(self._loop.time())
+            self._step_out(now)
         if self._idle:
             self._shut(next(iter(self._idle)))
         else:
@@ -195,7 +188,7 @@ class Doorstep:
                 if (since := _idle_since(handler)) is not None
             ]
             if not begun:
-                self._server.rested = False
+                self._look_at = self._loop.time() + _LOOK_S * len(self._server._connections)
                 return False
             # Nobody but those that have begun to say something and have not come to the end of a head.
             self._handlers[min(begun)[1]].force_close()

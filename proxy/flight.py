@@ -143,8 +143,13 @@ class Flight(Naming):
             self._relay(candidates, candidate, path)
         elif incoming.complete:
             body = incoming.body_now()
-            self._hold_for(candidate, len(body))
-            if len(body) <= SURELY_LIGHT:
+            held, size = service.held, len(body)
+            if held.now + size > held.limit:
+                self._hold_for(candidate, size)
+            # What `_hold` does; nearly every request comes this way.
+            held.now += size
+            self.held = size
+            if size <= SURELY_LIGHT:
                 self._ask(self._inspect(candidates, candidate, path, body))
             else:
                 self._rest = partial(self._weigh, candidates, candidate, path, body)
@@ -547,7 +552,7 @@ class Flight(Naming):
         self._rest = None
         self._give_back()
         self.service.lifecycle.left()
-        self.service.held.give(self.held)
+        self.service.held.now -= self.held
         try:
             self._sum_up()
         finally:

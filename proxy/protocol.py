@@ -338,9 +338,6 @@ class ClientProtocol(RequestHandler):
     def _rest(self) -> None:
         """The connection may carry the next request, and closes when none comes."""
         self._clear()
-        manager: Any = self._manager
-        if manager is not None:
-            manager.rested = True
         self._keepalive = True
         closes_at = self._next_keepalive_close_time = self._loop.time() + self._keepalive_timeout
         if self._keepalive_handle is None:

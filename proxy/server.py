@@ -7,9 +7,10 @@ import socket
 import ssl
 from typing import Any, cast
 
+from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
-from proxy.doorstep import Doorstep, Listening, Patience
+from proxy.doorstep import Doorstep, Patience
 from proxy.handler import Handler
 from proxy.held import UPLOAD_BYTES
 from proxy.protocol import ClientProtocol
@@ -69,7 +70,7 @@ class ServerLimits:
         self.min_rate_bytes = min_rate_bytes
 
 
-class _Server(Listening):
+class _Server(web.Server):
     """Makes protocols for connections that speak."""
 
     def __init__(self, handler: Handler, head_timeout_s: float, **options: Any) -> None:

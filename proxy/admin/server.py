@@ -23,7 +23,7 @@ from proxy.admin.requests import actor_of
 from proxy.admin.system import SystemApi
 from proxy.admin.trials import TrialsApi
 from proxy.config.model import AdminConfig
-from proxy.doorstep import Doorstep, Listening, Patience
+from proxy.doorstep import Doorstep, Patience
 from proxy.reply import head_bytes
 from proxy.tls import server_context
 
@@ -117,7 +117,7 @@ class AdminServer:
         """Begin to answer."""
         await self._runner.setup()
         server = self._runner.server
-        assert isinstance(server, Listening)
+        assert server is not None
         self._doorstep = Doorstep(server, self._patience, _REFUSAL, "the admin listener")
         self._listening = await asyncio.get_running_loop().create_server(
             self._doorstep,
@@ -177,7 +177,7 @@ class _Protocol(RequestHandler):
         return answer
 
 
-class _Server(Listening):
+class _Server(web.Server):
     """Makes our protocols."""
 
     def __call__(self) -> RequestHandler:
