@@ -25,10 +25,11 @@ PARTS: dict[str, str] = {
     "bodies": "bodies made to cost as much as they can",
     "slow": "bodies that trickle, and crowds of idle connections",
     "crossing": "junk behind answers on kept connections",
+    "joining": "odd inputs in merged calls, and servers that read and answer them loosely",
     "state": "a state file that is damaged, in the way, or another's",
 }
 """The parts and what each examines, in the order they run."""
-ON_THE_WIRE = ("crossing",)
+ON_THE_WIRE = ("crossing", "joining")
 """What runs on every build, also with --quick."""
 BUILDS = {"compiled": "1", "source": "0"}
 _LIMIT_S = 1800
