@@ -13,7 +13,7 @@ from proxy.outcome import BadInput, Refused
 if TYPE_CHECKING:
     from proxy.keys import Caller, Keyring
 
-__all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options", "lines_of"]
+__all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options", "length_in", "lines_of"]
 
 RawHeaders = Sequence[tuple[bytes, bytes]]
 
@@ -77,6 +77,14 @@ def connection_options(value: bytes) -> set[bytes]:
 def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Return fields as they stand in a message head, each ended by CRLF."""
     return b"".join([b"%b: %b\r\n" % field for field in headers])
+
+
+def length_in(value: bytes) -> int:
+    """Return the number in a Content-Length that a parser has found to be one, with however many zeros before it."""
+    try:
+        return int(value)
+    except ValueError:
+        return int(value.strip().lstrip(b"0") or b"0")
 
 
 class RequestFields:
@@ -190,7 +198,7 @@ class RequestFields:
 
     def length_of(self, headers: RawHeaders) -> int | None:
         """Return the Content-Length among `headers`, which are the `same_as` these; None when there is none."""
-        return None if self._length_at < 0 else int(headers[self._length_at][1])
+        return None if self._length_at < 0 else length_in(headers[self._length_at][1])
 
     @property
     def has_length(self) -> bool:
@@ -424,7 +432,7 @@ class ResponseFields:
 
     def length_of(self, headers: RawHeaders) -> int | None:
         """Return the Content-Length among `headers`, which are the `same_as` these; None when there is none."""
-        return None if self._length_at < 0 else int(headers[self._length_at][1])
+        return None if self._length_at < 0 else length_in(headers[self._length_at][1])
 
     def lines(self, headers: RawHeaders) -> bytes:
         """Return the end-to-end lines of `headers`, which are the `same_as` these, each ended by CRLF."""

@@ -17,7 +17,7 @@ from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import PayloadAccessError, RequestHandler
 
 from proxy.flight import Flight
-from proxy.headers import RequestFields, lines_of
+from proxy.headers import RequestFields, length_in, lines_of
 from proxy.incoming import Incoming, Opening
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.repeat import RepeatedHead
@@ -202,7 +202,7 @@ class ClientProtocol(RequestHandler):
         head = data[:end]
         if end < 5 or head.count(b"\n") != head.count(b"\r\n"):
             return
-        owed = end + int(message.headers.get("Content-Length", "0")) - len(data)
+        owed = end + length_in(message.headers.get("Content-Length", "0").encode("latin-1")) - len(data)
         if owed >= 0:
             self._owed = owed
             self._opening = None
