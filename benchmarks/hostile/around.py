@@ -97,7 +97,7 @@ async def _honest(port: int) -> None:
     done = loop.run_in_executor(None, sys.stdin.readline)
     waits, failures = [], 0
     chat = b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(CHAT), CHAT)
-    health = b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n"
+    health = b"GET /-/trimtab/healthz HTTP/1.1\r\nHost: a\r\n\r\n"
     reader = writer = None
     while not done.done():
         for request in (chat, health):

@@ -63,7 +63,6 @@ async def test_others_are_served_while_a_large_body_is_looked_through() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack:
         async with RawClient(stack.port) as hostile, RawClient(stack.port) as honest:
             hostile.send(request_bytes("POST", PATH, body=body))
-            await honest.ask("GET", "/healthz")
             await reached(stack, len(body))
             for _ in range(5):
                 assert (await honest.ask("POST", PATH, body=CHAT)).status == 200
@@ -88,7 +87,6 @@ async def test_a_client_that_leaves_meanwhile_leaves_nothing() -> None:
         b'{"messages":[%b1]' % (b"1," * PARSED_BYTES),
         b'{"messages":[%b1}]' % (b"1," * PARSED_BYTES),
         b'{"messages":"%b' % (b"x" * PARSED_BYTES),
-        b'{"messages":%b}' % (b"[" * 100_000),
         b"%b" % (b"[" * 2 * PARSED_BYTES),
         b"x" * 2 * PARSED_BYTES,
         b"[%b1]" % (b"1," * PARSED_BYTES),
