@@ -30,6 +30,8 @@ class Environment:
 
     name: str
     requirements: tuple[str, ...]
+    bare: tuple[str, ...] = ()
+    """Installed without what they ask for: packages that are wanted for the data in them."""
     unwanted: tuple[str, ...] = ()
     """Removed again after the install: packages that another one pulls in and that do not import beside it."""
     within_s: float = 1800
@@ -57,7 +59,7 @@ class Environment:
 
     @property
     def _pins(self) -> str:
-        return "\n".join(self.requirements)
+        return "\n".join((*self.requirements, *self.bare))
 
     def version(self) -> str:
         """The version of the first requirement, as pinned."""
@@ -76,6 +78,8 @@ class Environment:
         if self.sources:
             options += ["--no-binary", ",".join(self.sources)]
         self._run([*pip, "install", *options, *self.requirements])
+        if self.bare:
+            self._run([*pip, "install", "--no-deps", *options, *self.bare])
         if self.unwanted:
             self._run([*pip, "uninstall", "-y", *self.unwanted])
         (self.home / ".ok").write_text(self._pins)

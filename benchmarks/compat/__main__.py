@@ -1,6 +1,6 @@
 """Real servers behind Trimtab, real clients in front: is anything different from going direct?
 
-    python -m benchmarks.compat --install [--only vllm,...]      install what is missing (about 7 GB in all)
+    python -m benchmarks.compat --install [--only vllm,...]      install what is missing (about 14 GB in all)
     python -m benchmarks.compat [--only vllm,...] [--json FILE] [--list]
 
 Each server is started on a port of its own with Trimtab in front of it. Every request is sent direct, through

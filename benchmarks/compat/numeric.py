@@ -105,6 +105,7 @@ LITSERVE = Server(
     "/health",
     environment="litserve",
     asks=_app("litserve", "/predict"),
+    company=8,
     together=(_many("litserve", "/predict"),),
     boot_s=90,
 )

@@ -55,6 +55,8 @@ class Server:
     asks: tuple[Ask, ...] = ()
     together: tuple[tuple[Ask, ...], ...] = ()
     """Groups that are sent at once and may be merged into one upstream call."""
+    company: int = 0
+    """So many of `asks` are sent at once as well, and compared byte for byte; 0 for none."""
     probes: tuple[Probe, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     boot_s: float = 60

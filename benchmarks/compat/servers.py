@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.compat import generative, numeric, stand_ins
+from benchmarks.compat import foreign, generative, numeric, stand_ins
 from benchmarks.compat.server import Server
 
 __all__ = ["SERVERS"]
@@ -22,6 +22,13 @@ SERVERS: Mapping[str, Server] = {
         numeric.MOSEC,
         numeric.LITSERVE,
         numeric.TORCHSERVE,
+        foreign.BENTOML,
+        foreign.GRADIO,
+        foreign.KSERVE,
+        foreign.LLAMACPP,
+        foreign.MLFLOW,
+        foreign.MLSERVER,
+        foreign.RAY,
         stand_ins.OLLAMA,
         stand_ins.TGI,
         stand_ins.TEI,
