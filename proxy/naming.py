@@ -144,10 +144,10 @@ class Naming(Asking):
             named = in_json(body)
         else:
             outline = Outline(body, limits.max_json_values)
-            while True:
+            whole = False
+            while not whole:
                 async with self.service.skimming:
-                    if outline.step(_STEP):
-                        break
+                    whole = outline.step(_STEP)
                 await asyncio.sleep(0)
             named = outline.named
         return [] if named is None else [named]
