@@ -15,7 +15,7 @@ __all__ = ["kinds", "measure"]
 
 _AT_ONCE = 4
 _PATIENCE_S = 120.0
-_WHOLE, _TASTE = 33_000_000, 3_000_000
+_WHOLE, _TASTE = 33_000_000, 1_200_000
 _CHAT = "/v1/chat/completions"
 
 
