@@ -8,11 +8,13 @@ from typing import Final
 from proxy.clock import Clock, Timer
 from proxy.upstream.endpoint import Endpoint
 
-__all__ = ["STEP_S", "UNBOUNDED", "Presence"]
+__all__ = ["STEP_S", "UNBOUNDED", "WAIT_S", "Presence"]
 
 UNBOUNDED: Final = 1 << 30
-STEP_S: Final = 0.25
-"""Between two looks at who waits, and between two steps of the way back."""
+WAIT_S: Final = 0.25
+"""Between two looks at who waits while nobody is there."""
+STEP_S: Final = 0.1
+"""Between two steps of the way back."""
 _LAST_STEP: Final = 64
 """After so many at once nobody is counted any more."""
 
@@ -22,7 +24,7 @@ class Presence:
 
     While nobody is there nobody is let go. Whoever comes back is asked by one request at first and by twice as many
     every STEP_S, so that those who waited are a trial before they are a herd. `on_step` is called at each step, with
-    how many may go (0 while nobody may), and `on_wait` every STEP_S while nobody is there.
+    how many may go (0 while nobody may), and `on_wait` every WAIT_S while nobody is there.
 
     Upstreams that an operator takes out are not waited for: without any other, nobody is expected.
     """
@@ -73,7 +75,8 @@ class Presence:
     def _arm(self) -> None:
         self.stop()
         if self.absent or self.allowance < UNBOUNDED:
-            self._timer = self._clock.call_at(self._clock.now() + STEP_S, self._step)
+            delay = WAIT_S if self.absent else STEP_S
+            self._timer = self._clock.call_at(self._clock.now() + delay, self._step)
 
     def _step(self) -> None:
         self._timer = None

@@ -9,7 +9,7 @@ import pytest
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint
-from proxy.upstream.presence import STEP_S, UNBOUNDED, Presence
+from proxy.upstream.presence import STEP_S, UNBOUNDED, WAIT_S, Presence
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -51,7 +51,7 @@ def test_as_long_as_one_is_there_nothing_happens(case: Case) -> None:
 def test_whoever_comes_back_is_asked_by_one_and_then_by_twice_as_many(case: Case) -> None:
     case.refused(case.a, case.b)
     assert (case.presence.absent, case.steps) == (True, [0])
-    case.clock.advance(4 * STEP_S)
+    case.clock.advance(4 * WAIT_S)
     assert case.waits == 4
     case.b.accepted()
     case.presence.look()
