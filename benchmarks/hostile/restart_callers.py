@@ -29,7 +29,7 @@ class Caller:
     def __init__(self, port: int, way: str) -> None:
         self.asked: list[Asked] = []
         self._port = port
-        self._way = way
+        self.way = way
         self._stream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def run(self) -> None:
@@ -60,8 +60,11 @@ class Caller:
         if self._stream is None:
             self._stream = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._stream
-        if self._way == "websocket":
-            writer.write(b"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        if self.way == "websocket":
+            writer.write(
+                b"GET /ws HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+            )
             head = await reader.readuntil(b"\r\n\r\n")
             if not head.startswith(b"HTTP/1.1 101"):
                 return False
@@ -71,9 +74,9 @@ class Caller:
                 await asyncio.sleep(_PAUSE_S)
             self._close()
             return True
-        path = "embeddings" if self._way == "merged" else "chat/completions"
-        question = {"input": "x"} if self._way == "merged" else {"messages": [{"role": "user", "content": "x"}]}
-        body = json.dumps({"model": "m", **question, "stream": self._way == "stream"}).encode()
+        path = "embeddings" if self.way == "merged" else "chat/completions"
+        question = {"input": "x"} if self.way == "merged" else {"messages": [{"role": "user", "content": "x"}]}
+        body = json.dumps({"model": "m", **question, "stream": self.way == "stream"}).encode()
         writer.write(
             b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%b"
             % (path.encode(), len(body), body)
@@ -88,4 +91,4 @@ class Caller:
             answer = await reader.readexactly(int(head.partition(b"content-length:")[2].partition(b"\r\n")[0]))
         if b"\r\nconnection: close" in head:
             self._close()
-        return head.startswith(b"http/1.1 200") and (self._way != "stream" or b"[DONE]" in answer)
+        return head.startswith(b"http/1.1 200") and (self.way != "stream" or b"[DONE]" in answer)

@@ -72,7 +72,11 @@ class Server:
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Ty")
             await asyncio.sleep(60)
         if b"\r\nupgrade:" in head:
-            writer.write(b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+            writer.write(
+                b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+                # What RFC 6455 section 1.3 makes of the key in its example, which all callers send.
+                b"Sec-WebSocket-Accept: s3pPLMBiTxaQ9kYGzzhZRbK+xOo=\r\n\r\n"
+            )
             while data := await reader.read(65536):
                 writer.write(data)
             raise ConnectionResetError
