@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from controller.batch_model import BatchModel
 from controller.concurrency_model import ConcurrencyModel
 from controller.load import Load
+from controller.room import Room, TrackRecord
 from controller.slo import SLO
 from controller.verdict import Verdict
 from policies.base import Job
@@ -87,21 +88,36 @@ def forecast_gate(model: ConcurrencyModel, cap: int, job: Job, now: float, load:
 
 
 class Admission:
-    """Refuse what is predicted to be late; never when idle, and never everything.
+    """Refuse what is predicted to be late; never when idle, never everything, and never from an empty queue in vain.
 
     When a prediction is wrong enough to refuse everybody, no sample would ever correct it. So a probe is let through
-    at least once in max(1 s, the last service time).
+    at least once in max(1 s, the last service time), and while nothing waits the prediction has to prove itself: it
+    counts for nothing while those admitted had time to spare (`controller.room.Room`), or while those it called late
+    were in time (`TrackRecord`).
     """
 
     def __init__(self) -> None:
         self._last_admitted: float | None = None
+        self.room = Room()
+        self.record = TrackRecord()
 
     def admitted(self, now: float) -> None:
         """Take note of an admission decided elsewhere."""
         self._last_admitted = now
 
+    def ample(self, slo: SLO, awaited_s: float) -> bool:
+        """Whether there is time to spare: `awaited_s` is for how long the oldest first token has been awaited."""
+        return self.room.ample and (slo.ttft_s is None or awaited_s <= 0.5 * slo.ttft_s)
+
     def judge(
-        self, job: Job, now: float, load: Load, slo: SLO, forecast: Forecast | None, probe_every_s: float
+        self,
+        job: Job,
+        now: float,
+        load: Load,
+        slo: SLO,
+        forecast: Forecast | None,
+        probe_every_s: float,
+        awaited_s: float = 0.0,
     ) -> Verdict:
         """Decide about `job`; `forecast` is None while there is no model."""
         if load.idle:
@@ -114,12 +130,26 @@ class Admission:
                 verdict = _NO_SLO
             elif excess <= 0.0:
                 verdict = Verdict(True, "ok", predicted, 0.0)
-            elif self._last_admitted is None or now - self._last_admitted >= max(1.0, probe_every_s):
-                verdict = Verdict(True, "probe", predicted, 0.0)
             else:
-                return Verdict(False, "slo_infeasible", predicted, max(1.0, excess))
+                reason = self._in_spite(now, load, slo, probe_every_s, awaited_s)
+                if not reason:
+                    return Verdict(False, "slo_infeasible", predicted, max(1.0, excess))
+                self.record.admitted(job.arrival, now, trial=reason == "trial")
+                verdict = Verdict(True, reason, predicted, 0.0)
         self._last_admitted = now
         return verdict
+
+    def _in_spite(self, now: float, load: Load, slo: SLO, probe_every_s: float, awaited_s: float) -> str:
+        """Return why somebody who is predicted to be late is let in; empty when nothing speaks for it."""
+        if not load.queued:
+            if self.ample(slo, awaited_s):
+                return "room"
+            if self.record.disproved(now):
+                return "disproved"
+            if self.record.due(now):
+                return "trial"
+        last = self._last_admitted
+        return "probe" if last is None or now - last >= max(1.0, probe_every_s) else ""
 
 
 def _excess(job: Job, now: float, slo: SLO, forecast: Forecast) -> tuple[float, float | None]:

@@ -8,14 +8,14 @@ capacity, lengthens the queue and spirals down, so the batch size only ever answ
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 from controller.load import Load
 from controller.samples import Sample
 from controller.slo import SLO
 
-__all__ = ["Budget", "Evidence", "budgets", "weigh"]
+__all__ = ["Budget", "Evidence", "budgets", "decided_by_length", "weigh"]
 
 Mode = Literal["merge", "gate"]
 
@@ -78,8 +78,20 @@ class Evidence(NamedTuple):
 _TIMEOUT_RATIO: Final = 10.0
 _UNKNOWN_S: Final = 60.0
 _FEW_TOKENS: Final = 16
+_FEW_LENGTHS: Final = 16
 _QUIET_S: Final = 5.0
 _NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, 0.0, "")
+
+
+def decided_by_length(service_s: float, tokens: int, typical_tokens: float, limit_s: float) -> bool:
+    """Whether only its length makes an answer of `tokens` take longer than `limit_s`.
+
+    It is more than twice as long as is typical, and one of typical length, made as slowly, would have used less than
+    half of the time: then no load made it late, and no smaller load would have kept it in time.
+    """
+    if not typical_tokens or tokens <= 2.0 * typical_tokens:
+        return False
+    return service_s * typical_tokens / tokens <= 0.5 * limit_s
 
 
 def weigh(
@@ -94,6 +106,7 @@ def weigh(
     least_batch: float = 0.0,
     guard: float = 0.9,
     by_class: Mapping[str, tuple[Budget, ...]] | None = None,
+    alone: bool = False,
 ) -> Evidence:
     """Count `samples` (and calls in flight that were dispatched after `since`) against the budgets.
 
@@ -102,11 +115,16 @@ def weigh(
     `by_class` holds the budgets of classes that have a promise of their own; their samples are judged by it.
 
     A sample in time counts only when its batch was at least `least_batch`: a small batch in time says nothing about
-    a large one. A request that its caller gave up counts only when it was late already.
+    a large one. A request that its caller gave up counts only when it was late already. With `alone` each answer ends
+    by itself, and one that is late by its own length (`decided_by_length`) does not count.
     """
     if not limits:
         return _NOTHING
     samples = _without_short(samples, limits)
+    typical = 0.0
+    if alone:
+        samples = list(samples)
+        typical = _typical_tokens(samples)
     ratios: list[float] = []
     tightest = ("", 0.0)
     growing = 0.0
@@ -116,6 +134,8 @@ def weigh(
         own = by_class.get(sample.klass, limits) if by_class else limits
         ratio, latency = _ratio(sample, own)
         if ratio is None or (ratio <= 1.0 and (not sample.served or sample.batch < least_batch)):
+            continue
+        if ratio > 1.0 and typical and _by_length(sample, own, typical):
             continue
         if ratio > tightest[1]:
             tightest = (latency, ratio)
@@ -149,6 +169,25 @@ def weigh(
 def _growing(limits: tuple[Budget, ...]) -> tuple[Budget, ...]:
     """Return the budgets of times that grow with the load."""
     return tuple(budget for budget in limits if budget.metric != "first")
+
+
+def _typical_tokens(samples: Sequence[Sample]) -> float:
+    """Return the median length of the answers; 0 when too few are known."""
+    known = sorted([sample.tokens for sample in samples if sample.tokens])
+    return float(known[len(known) // 2]) if len(known) >= _FEW_LENGTHS else 0.0
+
+
+def _by_length(sample: Sample, limits: tuple[Budget, ...], typical_tokens: float) -> bool:
+    """Whether only the length of an answer made it late."""
+    if sample.timeout:
+        return False
+    for budget in limits:
+        value: float | None = getattr(sample, budget.metric)
+        if value is None or value <= budget.limit_s:
+            continue
+        if budget.metric != "service" or not decided_by_length(value, sample.tokens, typical_tokens, budget.limit_s):
+            return False
+    return True
 
 
 def _without_short(samples: Iterable[Sample], limits: tuple[Budget, ...]) -> Iterable[Sample]:

@@ -30,7 +30,7 @@ _WARM: Final = 32
 """Streamed requests before memory is learned from any."""
 _REMEMBERED: Final = 4096
 _UNBOUND_TICKS: Final = 5
-_UNKNOWN = (0.0, 0.0)
+_UNSEEN = (0.0, -1.0)
 _PACE_ONLY = ("tpot",)
 _NEVER = float("inf")
 _NOBODY, _ONE = Choice(0, ()), Choice(1, ())
@@ -51,7 +51,9 @@ class GateUpstream:
         self._suspects: deque[tuple[int, float, float]] = deque()
         """(number, tokens, pace) of slow streams, until it is known whether those around them were slow too."""
         self._streams = 0
-        self._sent: dict[float, tuple[float, float]] = {}
+        self._finished = 0
+        self._begun: dict[float, list[tuple[float, float]]] = {}
+        """By when they were sent: the tokens then in flight, and for how long the first token waited."""
         self._enforced = False
         self._trusted_since = float("-inf")
         self._memory_bound = False
@@ -64,29 +66,79 @@ class GateUpstream:
         """The last measured service time of a request, in seconds."""
         return self.model.whole.last_seconds or 0.0
 
-    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
-        """Learn from one request. Its pace is nothing that admission could have foreseen or mended."""
+    def sent(self, job: Job, upstream: str, now: float, inflight_tokens: float, *, streamed: bool) -> None:
+        """Take note of a request sent to `upstream`, beside others with `inflight_tokens` (0: not counted)."""
+        total = 0.0
+        if inflight_tokens:
+            total = inflight_tokens + job.prompt_tokens + (job.predicted_tokens or self.model.mean_output_tokens)
+        self.model.first.sent(job, upstream, now, total, streamed=streamed)
+
+    def first_token(self, upstream: str, dispatched: float, now: float) -> Job | None:
+        """Learn from a first token at once; returns whose it is, None when that is unknown."""
+        sent = self.model.first.first_token(upstream, dispatched, now)
+        if sent is None:
+            return None
+        tokens = sent.job.prompt_tokens
+        wait = self.model.begun(tokens, now - dispatched, now, sent.ahead_s)
+        self._prompt_tokens += 0.05 * (tokens - self._prompt_tokens)
+        beside = self._begun.get(dispatched)
+        if beside is None:
+            self._begun[dispatched] = [(sent.total_tokens, wait)]
+        else:
+            beside.append((sent.total_tokens, wait))
+        return sent.job
+
+    def gone(self, upstream: str, dispatched: float) -> None:
+        """Forget a request that came to nothing here."""
+        if self._take(dispatched) is None:
+            self.model.first.gone(upstream, dispatched)
+
+    def _take(self, dispatched: float) -> tuple[float, float] | None:
+        beside = self._begun.get(dispatched)
+        if beside is None:
+            return None
+        begun = beside.pop(0)
+        if not beside:
+            del self._begun[dispatched]
+        return begun
+
+    def awaited_s(self, now: float) -> float:
+        """Return for how long the oldest request has waited for its first token, in seconds."""
+        return self.model.first.oldest_s(now)
+
+    def observe(self, obs: Observation, missed: tuple[str, ...], *, by_load: bool = True) -> None:
+        """Learn from one request. Neither its pace nor its length could admission have foreseen or mended."""
         dispatched = obs.dispatched
-        tokens, expected = _UNKNOWN if dispatched is None else self._sent.pop(dispatched, _UNKNOWN)
-        trusted = dispatched is None or dispatched >= self._trusted_since
-        if trusted:
+        if dispatched is None:
+            return
+        begun = self._take(dispatched)
+        if begun is None:
+            # Sent by another process, or not streamed.
+            self.model.first.gone(obs.upstream, dispatched)
+            begun = _UNSEEN
+            if obs.streamed and obs.first_byte is not None:
+                begun = (0.0, self.model.begun(obs.prompt_tokens, obs.first_byte - dispatched, obs.done, 0.0))
+                self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
+        tokens, wait = begun
+        trusted = dispatched >= self._trusted_since
+        if trusted and by_load:
             self.model.late(missed != () and missed != _PACE_ONLY)
-        if self.model.observe(obs, obs.batch, expected) and obs.first_byte is not None:
-            jammed = self._learn_memory(obs, tokens)
+        if self.model.observe(obs, obs.batch, by_load=by_load) and wait >= 0.0:
+            jammed = self._learn_memory(obs, tokens, wait)
             if jammed and not trusted:
                 self.model.first.forget_waits(1)
-        self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
         self._together += 0.05 * (obs.batch - self._together)
 
-    def _learn_memory(self, obs: Observation, tokens: float) -> bool:
-        wait, pace = self.model.last_wait_s, obs.tpot_s
+    def _learn_memory(self, obs: Observation, tokens: float, wait: float) -> bool:
+        pace = obs.tpot_s
+        self._finished += 1
         # Waiting for a step or a prompt is no sign of full memory; waiting for somebody to finish is.
-        prompt_s = self.model.first.prompt_token_s * self._prompt_tokens
+        prompt_s = self.model.first.alone_s(round(self._prompt_tokens))
         usual = max(self._usual_wait_s, 0.5 * prompt_s, 3.0 * self._usual_pace_s)
         # Before anything is known as usual, nothing is unusual; answers that are not streamed tell nothing of it.
         jammed = usual > 0.0 and wait > _JAM_FACTOR * usual
         slow = pace is not None and usual > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s > 0.0
-        warm = self.model.first.samples >= _WARM
+        warm = self._finished >= _WARM
         if pace is not None:
             self._streams += 1
             self._paces.append(pace)
@@ -131,8 +183,9 @@ class GateUpstream:
         if self._unbound > _UNBOUND_TICKS:
             self._fits = None
         self._memory_bound = False
-        while len(self._sent) > _REMEMBERED:
-            del self._sent[next(iter(self._sent))]
+        self.model.first.tick(now)
+        while len(self._begun) > _REMEMBERED:
+            del self._begun[next(iter(self._begun))]
 
     def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
         """Predict for a newcomer; None before the eighth request."""
@@ -169,8 +222,6 @@ class GateUpstream:
                 self._fits = fits if self._fits is None else self._fits + 0.1 * (fits - self._fits)
                 break
             taken += 1
-            expected = self.model.first.dispatched(job.prompt_tokens, now)
-            self._sent[now] = (total if load.inflight_tokens else 0.0, expected)
         return choice if taken == choice.take else Choice(taken, choice.shed, choice.passed)
 
     def _by_order(

@@ -94,6 +94,21 @@ class JournaledController(PoolController):
         """Take in one finished request."""
         self._wrote("observe", (obs,), super().observe(obs))
 
+    def sent(
+        self, job: Job, upstream: str, now: float, inflight_tokens: float = 0.0, *, streamed: bool = True
+    ) -> None:
+        """Take note of a request that was sent."""
+        result = super().sent(job, upstream, now, inflight_tokens, streamed=streamed)
+        self._wrote("sent", (job, upstream, now, inflight_tokens), result, streamed=streamed)
+
+    def first_token(self, upstream: str, dispatched: float, now: float) -> None:
+        """Take in a first token."""
+        self._wrote("first_token", (upstream, dispatched, now), super().first_token(upstream, dispatched, now))
+
+    def gone(self, upstream: str, dispatched: float) -> None:
+        """Forget a request that is answered from elsewhere."""
+        self._wrote("gone", (upstream, dispatched), super().gone(upstream, dispatched))
+
     def token(self, gap_s: float) -> None:
         """Take in one gap between two tokens."""
         self._wrote("token", (gap_s,), super().token(gap_s))

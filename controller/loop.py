@@ -15,18 +15,21 @@ from typing import Any, Final
 from mypy_extensions import mypyc_attr
 
 from controller.admission import Admission
+from controller.cut_guard import CutGuard
 from controller.decision import Decision
 from controller.error_budget import ErrorBudget
-from controller.evidence import Budget, Evidence, Mode
+from controller.evidence import Budget, Evidence, Mode, decided_by_length
 from controller.express import ExpressLane
 from controller.gate_upstream import GateUpstream
 from controller.knobs import slo_dict
 from controller.latency import LatencyWindow, attainment
-from controller.laws import View
+from controller.laws import Advice, View
 from controller.load import Load
 from controller.merge_upstream import MergeUpstream
 from controller.observation import Observation, Result
 from controller.promises import Promises
+from controller.residuals import ResidualRing
+from controller.room import Room, used_share
 from controller.samples import Sample
 from controller.setpoints import Bounds, Setpoints
 from controller.sketch import Sketch
@@ -39,6 +42,10 @@ from policies.base import Job
 __all__ = ["Choice", "Load", "PoolController", "Verdict"]
 
 _KEPT: Final = 4096
+_TYPICAL: Final = 16
+"""Answers before any length is called typical."""
+_PACE_ONLY: Final = ("tpot",)
+_WHOLE_ONLY: Final = ("e2e",)
 _ACTIVE_S: Final = 60.0
 _NO_LIMITS: Final = "No latency is promised that a batch size could break, so the law holds."
 _UNLIMITED = Verdict(True, "no_admission", None, 0.0)
@@ -89,7 +96,12 @@ class PoolController(SteeredPool):
         self._started = now
         late_target = self._late_target
         self._upstream: Upstream = MergeUpstream(late_target) if mode == "merge" else GateUpstream(late_target)
+        self._gated = mode == "gate"
         self._admission = Admission()
+        self._cut_guard = CutGuard()
+        self._tokens = ResidualRing(100)
+        self._paces = Room()
+        """Whether tokens came as promised lately."""
         self._window = LatencyWindow()
         self._kept: deque[Observation] = deque(maxlen=_KEPT)
         self._gaps = Sketch()
@@ -111,14 +123,19 @@ class PoolController(SteeredPool):
     def observe(self, obs: Observation) -> None:
         """Take in one finished request."""
         klass = obs.klass
-        missed = self._window.add(obs, self._promises.of(klass))
+        slo = self._promises.of(klass)
+        missed = self._window.add(obs, slo)
         result = obs.result
         admitted = result is _OK or result is _TIMEOUT
         if admitted:
             self._account(klass, obs, bool(missed))
         self._kept.append(obs)
+        by_load = not missed or not self._excused(obs, slo, missed)
+        self._judge_admission(obs, slo, missed if by_load else ())
         sample = Sample.of(obs)
         if sample is None:
+            if obs.dispatched is not None:
+                self._upstream.gone(obs.upstream, obs.dispatched)
             return
         self._law.observe(sample)
         if self._shadow is not None:
@@ -127,7 +144,28 @@ class PoolController(SteeredPool):
         if self._experiment is not None and result is not Result.CANCELLED:
             self._experiment.observe(sample.dispatched, bool(missed))
         if admitted:
-            self._upstream.observe(obs, missed)
+            self._upstream.observe(obs, missed, by_load=by_load)
+        elif obs.dispatched is not None:
+            self._upstream.gone(obs.upstream, obs.dispatched)
+
+    def sent(
+        self, job: Job, upstream: str, now: float, inflight_tokens: float = 0.0, *, streamed: bool = True
+    ) -> None:
+        """Take note of a request that was sent to `upstream` by itself, beside others with `inflight_tokens`.
+
+        Those are 0 when nobody counts them. `streamed`: whether its first token will be told.
+        """
+        self._upstream.sent(job, upstream, now, inflight_tokens, streamed=streamed)
+
+    def first_token(self, upstream: str, dispatched: float, now: float) -> None:
+        """Take in the first token of what was sent to `upstream` at `dispatched`, as soon as it is there."""
+        job = self._upstream.first_token(upstream, dispatched, now)
+        if job is not None and (target := self._promises.of(job.klass).ttft_s) is not None:
+            self._admission.room.add((now - job.arrival) / target)
+
+    def gone(self, upstream: str, dispatched: float) -> None:
+        """Forget a request that was sent to `upstream` and will be answered from elsewhere."""
+        self._upstream.gone(upstream, dispatched)
 
     def token(self, gap_s: float) -> None:
         """Take in one gap between two tokens of a running stream, in seconds."""
@@ -142,7 +180,10 @@ class PoolController(SteeredPool):
             return _UNLIMITED
         forecast = self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
         slo = self._promises.of(job.klass)
-        verdict = self._admission.judge(job, now, load, slo, forecast, self._upstream.last_service_s)
+        upstream = self._upstream
+        verdict = self._admission.judge(
+            job, now, load, slo, forecast, upstream.last_service_s, upstream.awaited_s(now)
+        )
         if verdict.admitted:
             self._upstream.admitted(job, self._promises)
         return verdict
@@ -157,9 +198,12 @@ class PoolController(SteeredPool):
         if load.queued > cap and self.mode == "merge":
             self._cap_bound = True
         promises, law = self._promises, self._law
-        choice = self._upstream.choose(
-            candidates, cap, now, load, promises, form=law.forms_batches, shed=self._admission_on
-        )
+        form, shed = law.forms_batches, self._admission_on
+        if self._gated and shed and self._admission.ample(promises.pool, self._upstream.awaited_s(now)):
+            # While there is time to spare, a model that calls somebody hopeless is wrong, and so is one that calls
+            # the memory full while tokens come as promised.
+            shed, form = False, form and not self._paces.ample
+        choice = self._upstream.choose(candidates, cap, now, load, promises, form=form, shed=shed)
         if self.express.known:
             return self.express.bound(choice, candidates, cap, load, whole_batches=self.mode == "merge")
         return choice
@@ -212,7 +256,7 @@ class PoolController(SteeredPool):
         if shifted is not None:
             before, after = {"express_share": shifted.old}, {"express_share": shifted.new}
             return self._note(now, "controller", shifted.rule, before, after, shifted.text, shifted.seen)
-        advice = None if self.frozen else self._law.tick(view)
+        advice = self._advice(view)
         if advice is None:
             return None
         old = self._knobs()
@@ -245,6 +289,7 @@ class PoolController(SteeredPool):
                 "options": self.law_options,
                 "state": self._law.state(),
                 "admission": self._admission_on,
+                "guard": self._cut_guard.state(),
             },
             "shadow": None if self._shadow is None else self._shadow.name,
             "experiment": None if self._experiment is None else self._experiment.as_dict(),
@@ -269,9 +314,50 @@ class PoolController(SteeredPool):
             "arrival_rate": self.arrival_rate,
             "generation_samples": len(self._samples.current),
             "model": self._upstream.as_dict(),
+            "admission": {
+                "room": self._admission.room.as_dict(),
+                "record": self._admission.record.as_dict(),
+            },
         }
 
     # Inner workings.
+
+    def _advice(self, view: View) -> Advice | None:
+        """Ask the law, and let what it says be judged by what its cuts did so far."""
+        if self.frozen:
+            return None
+        advice = self._law.tick(view)
+        if not self._guards_on or "max_batch_size" in self._pins:
+            return advice
+        return self._cut_guard.review(view, advice, self._law.name)
+
+    def _excused(self, obs: Observation, slo: SLO, missed: tuple[str, ...]) -> bool:
+        """Whether only its own length made a request late."""
+        if not self._gated or missed != _WHOLE_ONLY or slo.e2e_s is None or obs.dispatched is None:
+            return False
+        typical = self._tokens.quantile(0.5) if len(self._tokens) >= _TYPICAL else 0.0
+        return decided_by_length(obs.done - obs.dispatched, obs.output_tokens, typical, slo.e2e_s)
+
+    def _judge_admission(self, obs: Observation, slo: SLO, missed: tuple[str, ...]) -> None:
+        """Tell admission what became of somebody it let in; a pace that was missed is not for it to foresee."""
+        admission, result = self._admission, obs.result
+        if self._gated and obs.output_tokens:
+            self._tokens.add(float(obs.output_tokens))
+        if result is Result.REFUSED:
+            return
+        if result is Result.CANCELLED or result is Result.FAILED:
+            admission.record.ended(obs.arrival, obs.done, None)
+            return
+        late = result is Result.SHED or (missed != () and missed != _PACE_ONLY)
+        admission.record.ended(obs.arrival, obs.done, not late)
+        if result is Result.SHED:
+            admission.room.add(1.0)
+            return
+        if slo.tpot_s is not None and (pace := obs.tpot_s) is not None:
+            self._paces.add(0.5 * pace / slo.tpot_s)
+        used = used_share(obs, slo, first_told=self._gated)
+        if used >= 0.0:
+            admission.room.add(used)
 
     def _view(self, now: float, load: Load) -> View:
         return View(
@@ -286,6 +372,7 @@ class PoolController(SteeredPool):
             predicted_ratio=lambda size: self._upstream.predicted_ratio(size, self._limits),
             retarget=self._retarget,
             retarget_at=self._retarget_at,
+            in_vain=self._cut_guard.holding,
             class_limits=self._class_limits,
         )
 

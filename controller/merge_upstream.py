@@ -68,7 +68,21 @@ class MergeUpstream:
         """The last measured service time of a call, in seconds."""
         return self.model.last_seconds
 
-    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
+    def sent(self, job: Job, upstream: str, now: float, inflight_tokens: float, *, streamed: bool) -> None:
+        """Need nothing: calls are counted."""
+
+    def first_token(self, upstream: str, dispatched: float, now: float) -> Job | None:
+        """Need nothing: an answer is there at once."""
+        return None
+
+    def gone(self, upstream: str, dispatched: float) -> None:
+        """Need nothing."""
+
+    def awaited_s(self, now: float) -> float:
+        """Need nothing: who is late in flight is seen by the call."""
+        return 0.0
+
+    def observe(self, obs: Observation, missed: tuple[str, ...], *, by_load: bool = True) -> None:
         """Learn from one request: its lateness at once, the call's time when all of the call are in."""
         dispatched = obs.dispatched
         if dispatched is None:

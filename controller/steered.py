@@ -38,6 +38,11 @@ def _build_law(name: str, options: Mapping[str, Any] | None) -> _BuiltLaw:
     return make_law(name, own), bool(own.get("admission", True)), float(own.get("late_target", 0.01)), own
 
 
+def _guarded(law: Law, options: Mapping[str, Any]) -> bool:
+    """Whether cuts are judged by what they did. Those of a law for trials are explorations."""
+    return bool(options.get("guards", True)) and law.name in STEERING
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class SteeredPool(ABC):
     """A pool's promise, knobs and law. What was seen of its requests is kept by who builds on it."""
@@ -65,6 +70,7 @@ class SteeredPool(ABC):
         self._samples = GenerationSamples(setpoints.generation, now)
         self._pins: dict[str, float] = {}
         self._law, self._admission_on, self._late_target, self._law_options = _build_law(law, law_options)
+        self._guards_on = _guarded(self._law, self._law_options)
         self._shadow: Law | None = None
         self._experiment: Switchback | None = None
         self._arms: dict[str, _BuiltLaw] = {}
@@ -248,6 +254,7 @@ class SteeredPool(ABC):
 
     def _use(self, law: Law, admission: bool, late_target: float, options: Mapping[str, Any]) -> None:
         self._law, self._admission_on, self._late_target, self._law_options = law, admission, late_target, options
+        self._guards_on = _guarded(law, options)
         self._law_changed()
 
     def _take_turns(self, trial: Switchback, now: float) -> Decision:

@@ -22,8 +22,27 @@ _ALIKE_S: Final = 1e-3
 class Upstream(Protocol):
     """Learns from finished requests; forecasts for new ones; forms the next dispatch."""
 
-    def observe(self, obs: Observation, missed: tuple[str, ...]) -> None:
-        """Learn from one request that reached the upstream and missed these targets."""
+    def sent(self, job: Job, upstream: str, now: float, inflight_tokens: float, *, streamed: bool) -> None:
+        """Take note of a request sent to `upstream`, beside others with `inflight_tokens` (0: not counted)."""
+        ...
+
+    def first_token(self, upstream: str, dispatched: float, now: float) -> Job | None:
+        """Learn from a first token of what was sent to `upstream`; returns whose it is, None when unknown."""
+        ...
+
+    def gone(self, upstream: str, dispatched: float) -> None:
+        """Forget a request that came to nothing at `upstream`."""
+        ...
+
+    def awaited_s(self, now: float) -> float:
+        """Return for how long the oldest request has waited for its first token, in seconds."""
+        ...
+
+    def observe(self, obs: Observation, missed: tuple[str, ...], *, by_load: bool = True) -> None:
+        """Learn from one request that reached the upstream and missed these targets.
+
+        With `by_load` false its own length made it late, which says nothing of others.
+        """
         ...
 
     def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:

@@ -14,7 +14,8 @@ class Verdict:
 
     admitted: bool
     reason: str
-    """`ok`, `idle`, `probe`, `no_slo`, `no_model`; or why not: `slo_infeasible`."""
+    """`ok`, `idle`, `no_slo`, `no_model`; for one predicted late `room`, `disproved`, `trial`, `probe`; or why not:
+    `slo_infeasible`."""
     predicted_s: float | None
     """Predicted seconds from now to the end of the promise in question; None when nothing is known."""
     retry_after_s: float

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mypy_extensions import mypyc_attr
+
 __all__ = ["Job"]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(slots=True, init=False)
 class Job:
     """One waiting request, reduced to what an ordering may depend on.

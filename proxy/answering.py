@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from time import monotonic
 
 from controller.observation import Result
@@ -172,6 +173,9 @@ class Answering:
             self.close = True
         self._listen(fields)
         is_events = fields.is_event_stream
+        began = None
+        if ticket.streamed and ticket.job is not None and ticket.dispatched is not None:
+            began = partial(pool.controller.first_token, endpoint.name, ticket.dispatched)
         relay = Relay(
             self.service.loop,
             self.incoming.protocol,
@@ -179,6 +183,7 @@ class Answering:
             framing,
             ticket.tap,
             self._error_frame if is_events and not fields.encoded else None,
+            began,
         )
         if self.committed:
             self.started = True

@@ -308,6 +308,7 @@ class Pool:
         """Forget a request that found nobody to ask: it comes again, here or elsewhere."""
         if ticket.job is not None and ticket.dispatched is not None:
             self.queue.completed(ticket.job, 0)
+            self.controller.gone(ticket.upstream, ticket.dispatched)
         ticket.start_again()
 
     def passed_on(self, ticket: Ticket, to: str, cause: str) -> None:
@@ -404,8 +405,12 @@ class Pool:
 
     def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
-        lease = self.leases.grant(self._pick(tokens, ticket.affinity), tokens, self._gate_released)
-        self._under_way.took(lease, now, 1, express=ticket.job is not None and ticket.job.express)
+        endpoint, job, call = self._pick(tokens, ticket.affinity), ticket.job, ticket.call
+        if job is not None:
+            streamed = call is not None and call.stream
+            self.controller.sent(job, endpoint.name, now, self._under_way.tokens, streamed=streamed)
+        lease = self.leases.grant(endpoint, tokens, self._gate_released)
+        self._under_way.took(lease, now, 1, express=job is not None and job.express)
         ticket.dispatched = now
         ticket.generation = self.controller.setpoints.generation
         ticket.batch = self.gate.inflight

@@ -50,6 +50,7 @@ class Relay:
     """
 
     __slots__ = (
+        "_began",
         "_chunked",
         "_client",
         "_closes",
@@ -73,6 +74,7 @@ class Relay:
         framing: int,
         tap: Tap | None,
         error_frame: Callable[[Exchange], bytes] | None,
+        began: Callable[[float], None] | None = None,
     ) -> None:
         self._loop = loop
         self._client = client
@@ -82,6 +84,8 @@ class Relay:
         self._tap = tap
         self._unread: list[bytes] = []
         self._error_frame = error_frame
+        self._began = began
+        """Is told when the first piece goes out (monotonic seconds)."""
         self._waiter: asyncio.Future[None] | None = None
         self.first_byte: float | None = None
         """When the first piece of the body went out (monotonic seconds)."""
@@ -103,6 +107,8 @@ class Relay:
         self.last_byte = now
         if self.first_byte is None:
             self.first_byte = now
+            if self._began is not None:
+                self._began(now)
         unread = self._unread
         unread.append(data)
         if len(unread) == _READ_TOGETHER or len(data) > _MUCH:

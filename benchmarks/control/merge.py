@@ -19,7 +19,7 @@ LAWS: dict[str, tuple[str, dict[str, object]]] = {
     "aimd": ("aimd", {}),
     "gradient": ("gradient", {}),
     "step": ("step", {}),
-    "published": ("step", {"admission": False}),
+    "published": ("step", {"admission": False, "guards": False}),
 }
 WINDOWS_MS = (0.0, 250.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
+from typing import Any, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 from controller.evidence import Budget, Evidence, Mode, weigh
 from controller.load import Load
@@ -12,7 +12,10 @@ from controller.samples import GenerationSamples, Sample
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
 
-__all__ = ["Advice", "Law", "View"]
+__all__ = ["FRESH_S", "Advice", "Law", "View"]
+
+FRESH_S: Final = 30.0
+"""For so long lateness is evidence against the setpoints it was seen under."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +37,8 @@ class View:
     """The target was changed a moment ago, and in which direction."""
     retarget_at: float = -1.0
     """When it was changed."""
+    in_vain: bool = False
+    """The last cuts changed nothing and were undone, so that lateness now says nothing about the size."""
     class_limits: Mapping[str, tuple[Budget, ...]] = field(default_factory=dict)
     """The budgets of classes with a promise of their own."""
 
@@ -42,13 +47,16 @@ class View:
         """Whether the setpoints never held work back, so that growing cannot help and cannot be judged."""
         return self.load.app_limited
 
-    def evidence(self, at_least: int = 0, last: int | None = None) -> Evidence:
-        """Weigh the samples of this generation; with `last`, only that many of the newest.
+    def evidence(self, at_least: int = 0, last: int | None = None, *, aged: bool = False) -> Evidence:
+        """Weigh the samples of this generation no older than FRESH_S; with `last`, only so many of the newest.
 
+        With `aged` those of any age count: what was in time long ago still adds up, what was late does not hold.
         While a changed target has not moved anything yet and this generation has fewer than `at_least`, those of the
         one before count, too: the target moved, not the setpoints, so nobody is blamed wrongly.
         """
         samples = self.samples.recent(at_least if self.samples.since <= self.retarget_at else 0)
+        if not aged and samples and samples[0].done < self.now - FRESH_S:
+            samples = [sample for sample in samples if sample.done >= self.now - FRESH_S]
         return weigh(
             samples if last is None else list(samples)[-last:],
             self.limits,
@@ -59,6 +67,7 @@ class View:
             last_done=self.samples.last_done,
             least_batch=self.setpoints.max_batch_size / 2.0,
             by_class=self.class_limits,
+            alone=self.mode == "gate",
         )
 
 

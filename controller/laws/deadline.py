@@ -61,6 +61,11 @@ class DeadlineLaw:
 
     def _trim(self, view: View) -> None:
         generation, judged = self._judged
+        if view.in_vain:
+            # What no size keeps is no reason to ask more of the model.
+            self.budget = max(1.0, self.budget)
+            self._sprt.reset()
+            judged = view.samples.total
         if generation != view.samples.generation:
             self._sprt.reset()
             judged = 0

@@ -75,6 +75,7 @@ class Option(NamedTuple):
 
 SHARED = (
     Option("admission", True, "Whether requests that cannot be in time are refused and shed."),
+    Option("guards", True, "Whether cuts that changed nothing are undone, and the floor is left upwards."),
     Option(
         "late_target", 0.01, "Late share among the admitted that predictions are corrected towards; 0.005 for a hard "
         "P99, at some goodput.", 0.0, 0.5, open_low=True, open_high=True,

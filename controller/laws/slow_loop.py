@@ -67,7 +67,7 @@ class SlowLoop:
         """
         if not view.limits:
             return None
-        if view.retarget:
+        if view.retarget or view.in_vain:
             self._broke_at = None
         evidence = self.last = view.evidence(self.least if view.retarget else 0)
         allowed = 1.0 - view.slo.quantile
@@ -115,6 +115,10 @@ class SlowLoop:
     def _increase(self, view: View, evidence: Evidence, name: str, allowed: float, budget: float) -> Advice | None:
         size = view.setpoints.max_batch_size
         seen = evidence._asdict()
+        kept = view.evidence(aged=True)
+        if evidence.n < kept.n and proves_below(kept.close, kept.n, allowed, self.confidence):
+            evidence = kept
+            seen = evidence._asdict()
         if proves_below(evidence.close, evidence.n, allowed, self.confidence):
             new = min(view.bounds.max_batch_size, size + max(1, size // 8))
             why = f"the cap held work back and {evidence.close} near the limit of {evidence.n} prove room"

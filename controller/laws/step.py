@@ -6,7 +6,7 @@ import math
 from collections import deque
 from typing import Any, ClassVar
 
-from controller.laws.base import Advice, View
+from controller.laws.base import FRESH_S, Advice, View
 from controller.laws.options import Option
 from controller.samples import Sample
 
@@ -53,7 +53,8 @@ class StepLaw:
         if target is None or (self._last is not None and view.now - self._last < self.period_s):
             return None
         name, limit = target
-        values = sorted(value for sample in self._recent if (value := getattr(sample, name)) is not None)
+        fresh = [sample for sample in self._recent if sample.done >= view.now - FRESH_S]
+        values = sorted(value for sample in fresh if (value := getattr(sample, name)) is not None)
         if len(values) < 10:
             return None
         self._last = view.now

@@ -68,6 +68,8 @@ class Engine:
         self.busy_s = 0.0
         self.kv_used = 0.0
         self.waiting: deque[Sequence] = deque()
+        self.started: list[Sequence] = []
+        """Those whose first token came since somebody looked."""
         self.finished: list[Sequence] = []
         self._rng = rng
         self._luck = 1.0
@@ -91,7 +93,7 @@ class Engine:
         return math.inf if steps is None else self.now + steps * self._step_s()
 
     def advance(self, until: float) -> None:
-        """Run until `until`; sequences that finished are appended to `finished`."""
+        """Run until `until`; sequences that began or finished are appended to `started` and `finished`."""
         while True:
             steps = self._steps_to_event()
             if steps is None:
@@ -157,6 +159,7 @@ class Engine:
         self._prefilling = None
         if sequence.first_token is None:
             sequence.first_token = self.now
+            self.started.append(sequence)
             sequence.generated = 1.0
             self.kv_used += 1.0
         sequence.joined_step = self.steps

@@ -18,6 +18,9 @@ from policies.base import Job, Policy
 __all__ = ["simulate_gate"]
 
 
+_ENGINE = "engine"
+
+
 class _Waiting(Job):
     """A queued request, its place in the order, and what it really is."""
 
@@ -184,6 +187,7 @@ class _Gate:
             self._end(job, now, Result.FAILED, dispatched=now)
             return
         sequence = self.engine.submit(job.request, now)
+        self.controller.sent(job, _ENGINE, now, self.held_tokens)
         self.held_tokens += job.request.prompt_tokens + self._expected(job.request)
         self.flight[sequence] = (job, len(self.flight) + 1, self.controller.setpoints.generation)
 
@@ -191,6 +195,10 @@ class _Gate:
         return request.predicted_tokens if request.predicted_tokens is not None else 100.0
 
     def _collect(self, now: float) -> None:
+        for sequence in self.engine.started:
+            if sequence.first_token is not None:
+                self.controller.first_token(_ENGINE, sequence.arrived, sequence.first_token)
+        self.engine.started.clear()
         for sequence in self.engine.finished:
             job, together, generation = self.flight.pop(sequence)
             self.held_tokens = max(0.0, self.held_tokens - job.request.prompt_tokens - self._expected(job.request))
@@ -234,7 +242,7 @@ class _Gate:
             streamed=first is not None,
             klass=request.klass,
             tenant=request.tenant,
-            upstream="engine",
+            upstream=_ENGINE,
         )
         self.controller.observe(obs)
         self.record.fates.append(

@@ -35,7 +35,7 @@ def test_concurrency_answers_to_the_pace_and_admission_to_the_first_token() -> N
 
 def test_a_slow_pace_shrinks_a_gate_and_a_slow_first_token_does_not() -> None:
     for first, shrinks in ((0.1, True), (9.0, False)):
-        pool = controller(slo=SLO(ttft_s=1.0, tpot_s=0.05), size=16)
+        pool = controller(slo=SLO(ttft_s=1.0, tpot_s=0.05), size=16, options={"guards": False})
         for second in range(60):
             done = 100.0 + second
             generation = pool.setpoints.generation

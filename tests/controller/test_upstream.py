@@ -164,7 +164,10 @@ def stream(upstream: GateUpstream, streams: list[tuple[float, int, float]]) -> N
         obs = observation(done - now, done=done, first=0.02, tokens=50, batch=together)
         ends.append((done, 1, together, replace(obs, dispatched=now)))
     begins = [(now, 0, together, None) for now, together, _ in streams]
+    begun: list[float] = []
     for now, _, together, obs in sorted([*begins, *ends], key=lambda event: event[:2]):
+        while begun and begun[0] + 0.02 <= now:
+            upstream.first_token("u", begun[0], begun.pop(0) + 0.02)
         if obs is not None:
             upstream.observe(obs, ())
             upstream.tick(now)
@@ -172,6 +175,8 @@ def stream(upstream: GateUpstream, streams: list[tuple[float, int, float]]) -> N
         load = Load(inflight=together - 1, inflight_calls=together - 1, inflight_tokens=66.0 * (together - 1))
         waiting = [job(now, prompt_tokens=16)]
         assert upstream.choose(waiting, 2048, now, load, PROMISED, form=False, shed=True).take == 1
+        upstream.sent(waiting[0], "u", now, load.inflight_tokens, streamed=True)
+        begun.append(now)
 
 
 def test_streams_that_all_slow_down_as_more_run_together_are_no_sign_of_full_memory() -> None:

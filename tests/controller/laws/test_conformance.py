@@ -92,7 +92,8 @@ def test_setpoints_stay_in_bounds_and_decisions_are_deterministic(law: str, mode
 
 @pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
 def test_constant_timeouts_shrink(law: str) -> None:
-    pool = controller(law=law, size=16)
+    """By itself: what guards it looks whether that helped (`test_cuts_that_change_nothing_are_undone`)."""
+    pool = controller(law=law, size=16, options={"guards": False})
     for second in range(60):
         now = 100.0 + second
         for _ in range(4):
@@ -150,7 +151,7 @@ def test_healthy_traffic_is_never_held_back_to_probe(law: str, app_limited: bool
 @pytest.mark.parametrize("law", ON_UPSTREAM_TIME)
 def test_nothing_is_added_while_the_promise_is_broken(law: str, seconds: float) -> None:
     """However usual it has become: an average of late answers is no target."""
-    pool = controller(law=law, size=16, slo=SLO(e2e_s=4.0))
+    pool = controller(law=law, size=16, slo=SLO(e2e_s=4.0), options={"guards": False})
     for second in range(300):
         now = 100.0 + second
         size = pool.setpoints.max_batch_size
@@ -160,6 +161,32 @@ def test_nothing_is_added_while_the_promise_is_broken(law: str, seconds: float) 
         pool.tick(now + 0.6, Load(queued=99, inflight=size, inflight_calls=1))
         assert pool.setpoints.max_batch_size <= size, f"after {second} s"
     assert pool.setpoints.max_batch_size == 1
+
+
+@pytest.mark.parametrize("seconds", [8.0, 30.0])
+@pytest.mark.parametrize("law", sorted(set(ON_UPSTREAM_TIME) - {"bandit"}))
+def test_cuts_that_change_nothing_are_undone_and_health_finds_the_size_it_left(law: str, seconds: float) -> None:
+    """A slow spell that no size cures took the cap to the floor for good, and refused most while it lasted."""
+    pool = controller(law=law, size=16, slo=SLO(e2e_s=4.0))
+    sizes = []
+    for second in range(300):
+        now = 100.0 + second
+        size = pool.setpoints.max_batch_size
+        for index in range(8):
+            done, generation = now + index / 10, pool.setpoints.generation
+            pool.observe(observation(seconds, done=done, batch=size, generation=generation))
+        pool.tick(now + 0.9, Load(queued=99, inflight=size, inflight_calls=1))
+        sizes.append(pool.setpoints.max_batch_size)
+    assert any(decision.rule.endswith(".in_vain") for decision in pool.decisions.latest(100))
+    assert sum(size == 16 for size in sizes) > 200, "it stays where it was most of the time"
+    for second in range(60):
+        now = 400.0 + second
+        size = pool.setpoints.max_batch_size
+        for index in range(8):
+            done, generation = now + index / 10, pool.setpoints.generation
+            pool.observe(observation(1.0, done=done, batch=size, generation=generation))
+        pool.tick(now + 0.9, Load(queued=99, inflight=size, inflight_calls=1))
+    assert pool.setpoints.max_batch_size >= 16
 
 
 @pytest.mark.parametrize("law", ON_UPSTREAM_TIME)

@@ -28,7 +28,7 @@ def test_it_looks_every_five_seconds() -> None:
 
 
 def test_it_blames_the_queue_on_the_batch_which_is_its_fault() -> None:
-    pool = controller(law="step", slo=SLO(e2e_s=6.0))
+    pool = controller(law="step", slo=SLO(e2e_s=6.0), options={"guards": False})
     for _ in range(20):
         pool.observe(observation(1.0, done=100.0, queue=30.0))
     pool.tick(101.0, Load())

@@ -15,7 +15,13 @@ from proxy.compiled.finder import VARIABLE
 from proxy.compiled.store import build_folder, extension_files
 
 ROOT = Path(__file__).parents[3]
-SUITES = ("tests/conformance", "tests/proxy/wire", "tests/e2e/test_spine_client.py", "tests/e2e/test_workers.py")
+SUITES = (
+    "tests/conformance",
+    "tests/proxy/wire",
+    "tests/proxy/cli/test_simulate.py",
+    "tests/e2e/test_spine_client.py",
+    "tests/e2e/test_workers.py",
+)
 
 pytestmark = [
     pytest.mark.skipif(is_active(), reason="this is that process"),
