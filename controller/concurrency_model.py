@@ -43,7 +43,8 @@ class ConcurrencyModel:
 
         Returns for how long it waited for something other than prompts, in seconds; -1 when it was not looked at.
         """
-        if self.first.samples >= _WARM and self._last_first_at is not None and now - self._last_first_at < _SPACING_S:
+        last = self._last_first_at
+        if self.first.samples >= _WARM and last is not None and 0.0 <= now - last < _SPACING_S:
             return -1.0
         self._last_first_at = now
         return self.first.learn(prompt_tokens, seconds, now, ahead_s)

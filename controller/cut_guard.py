@@ -158,7 +158,7 @@ class CutGuard:
         if self._held is not None:
             return None
         lately = view.evidence(last=_OVER)
-        if lately.n >= _OVER and not lately.late:
+        if evidence.late and lately.n >= _OVER and not lately.late:
             return None
         if self._probed_from is not None and size > self._probed_from:
             self._floor_s = min(_MOST_FLOOR_S, 2.0 * self._floor_s)

@@ -88,6 +88,14 @@ class GateUpstream:
             beside.append((sent.total_tokens, wait))
         return sent.job
 
+    def _begin_late(self, obs: Observation, dispatched: float, first_byte: float) -> None:
+        """Learn from a first token that nobody told when it came."""
+        if self.first_token(obs.upstream, dispatched, first_byte) is None:
+            # Another process sent it.
+            wait = self.model.begun(obs.prompt_tokens, first_byte - dispatched, obs.done, 0.0)
+            self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
+            self._begun[dispatched] = [(0.0, wait)]
+
     def gone(self, upstream: str, dispatched: float) -> None:
         """Forget a request that came to nothing here."""
         if self._take(dispatched) is None:
@@ -111,15 +119,12 @@ class GateUpstream:
         dispatched = obs.dispatched
         if dispatched is None:
             return
+        if obs.streamed and obs.first_byte is not None and dispatched not in self._begun:
+            self._begin_late(obs, dispatched, obs.first_byte)
         begun = self._take(dispatched)
         if begun is None:
-            # Sent by another process, or not streamed.
             self.model.first.gone(obs.upstream, dispatched)
-            begun = _UNSEEN
-            if obs.streamed and obs.first_byte is not None:
-                begun = (0.0, self.model.begun(obs.prompt_tokens, obs.first_byte - dispatched, obs.done, 0.0))
-                self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
-        tokens, wait = begun
+        tokens, wait = _UNSEEN if begun is None else begun
         trusted = dispatched >= self._trusted_since
         if trusted and by_load:
             self.model.late(missed != () and missed != _PACE_ONLY)

@@ -29,7 +29,7 @@ from controller.merge_upstream import MergeUpstream
 from controller.observation import Observation, Result
 from controller.promises import Promises
 from controller.residuals import ResidualRing
-from controller.room import Room, used_share
+from controller.room import used_share
 from controller.samples import Sample
 from controller.setpoints import Bounds, Setpoints
 from controller.sketch import Sketch
@@ -100,8 +100,6 @@ class PoolController(SteeredPool):
         self._admission = Admission()
         self._cut_guard = CutGuard()
         self._tokens = ResidualRing(100)
-        self._paces = Room()
-        """Whether tokens came as promised lately."""
         self._window = LatencyWindow()
         self._kept: deque[Observation] = deque(maxlen=_KEPT)
         self._gaps = Sketch()
@@ -198,12 +196,11 @@ class PoolController(SteeredPool):
         if load.queued > cap and self.mode == "merge":
             self._cap_bound = True
         promises, law = self._promises, self._law
-        form, shed = law.forms_batches, self._admission_on
-        if self._gated and shed and self._admission.ample(promises.pool, self._upstream.awaited_s(now)):
-            # While there is time to spare, a model that calls somebody hopeless is wrong, and so is one that calls
-            # the memory full while tokens come as promised.
-            shed, form = False, form and not self._paces.ample
-        choice = self._upstream.choose(candidates, cap, now, load, promises, form=form, shed=shed)
+        shed = self._admission_on
+        if shed and self._gated and self._admission.ample(promises.pool, self._upstream.awaited_s(now)):
+            # While there is time to spare, a model that calls somebody hopeless is wrong.
+            shed = False
+        choice = self._upstream.choose(candidates, cap, now, load, promises, form=law.forms_batches, shed=shed)
         if self.express.known:
             return self.express.bound(choice, candidates, cap, load, whole_batches=self.mode == "merge")
         return choice
@@ -353,8 +350,6 @@ class PoolController(SteeredPool):
         if result is Result.SHED:
             admission.room.add(1.0)
             return
-        if slo.tpot_s is not None and (pace := obs.tpot_s) is not None:
-            self._paces.add(0.5 * pace / slo.tpot_s)
         used = used_share(obs, slo, first_told=self._gated)
         if used >= 0.0:
             admission.room.add(used)
