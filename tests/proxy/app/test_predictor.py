@@ -136,7 +136,11 @@ async def statuses_beside_one(rig: Rig, talker: Talker) -> list[int]:
     await rig.admin_json("PATCH", f"{POOL}/slo", json={"e2e_ms": 1000 * between})
     tasks = []
     for number, prompt in enumerate((LONG, SHORT)):
-        pool.controller._admission.admitted(rig.proxy.clock.now())  # as if a probe had just been let through
+        now, admission = rig.proxy.clock.now(), pool.controller._admission
+        admission.admitted(now)  # as if a probe had just been let through
+        admission.record.admitted(-1.0, now, trial=True)  # and somebody to see whether predictions are right
+        for _ in range(100):
+            admission.room.add(0.9)  # and as if there was little time to spare
         tasks.append(asyncio.create_task(ask(rig, prompt.format(1_000_000 + number))))
         while not tasks[-1].done() and len(talker.order) < 2:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.001)
