@@ -152,10 +152,11 @@ class SteeredPool(ABC):
     def pin(self, values: Mapping[str, float], now: float, actor: str) -> Decision:
         """Hold knobs at `values`, whatever the law says. Raises ValueError for a bad name or value."""
         checked = {name: check_knob(name, value, self.bounds) for name, value in values.items()}
-        old = self._knobs()
+        old = self._knobs_and_pins()
         self._pins.update(checked)
         self._enter(self._pinned(self._setpoints), now)
-        return self._note(now, actor, "admin.pin", old, self._knobs(), f"{actor} pinned {named(checked)}.")
+        text = f"{actor} pinned {named(checked)}."
+        return self._note(now, actor, "admin.pin", old, self._knobs_and_pins(), text)
 
     def unpin(self, names: Iterable[str] | None, now: float, actor: str) -> Decision:
         """Give knobs back to the law, all when `names` is None. They keep their values until it moves them."""
@@ -163,9 +164,10 @@ class SteeredPool(ABC):
         for name in wanted:
             if name not in KNOBS:
                 raise ValueError(f"unknown setpoint {name!r}; known are {', '.join(KNOBS)}")
-        released = {name: self._pins.pop(name) for name in wanted if name in self._pins}
+        old = self._knobs_and_pins()
+        released = [name for name in wanted if self._pins.pop(name, None) is not None]
         text = f"{actor} unpinned {', '.join(released) or 'nothing'}."
-        return self._note(now, actor, "admin.unpin", released, {}, text)
+        return self._note(now, actor, "admin.unpin", old, self._knobs_and_pins(), text)
 
     def set_law(self, law: str, options: Mapping[str, Any], now: float, actor: str) -> Decision:
         """Hand the knobs to another law; they keep their values. An experiment ends.
@@ -226,15 +228,21 @@ class SteeredPool(ABC):
         return self._note(now, actor, "admin.freeze", {"frozen": old}, {"frozen": frozen}, text)
 
     def roll_back(self, decision_id: int, now: float, actor: str) -> Decision:
-        """Put the knobs back to where they were before a decision. Raises ValueError when it is not kept."""
+        """Put the knobs that a decision moved, pinned or released back to what they were before it.
+
+        Raises ValueError when it is not kept or moved none, and when an operator holds one that a law had moved.
+        """
         found = [entry for entry in self.decisions.since(decision_id - 1) if entry.id == decision_id]
-        if not found or "max_batch_size" not in found[0].old:
+        if not found or "max_batch_size" not in found[0].old or found[0].rule.startswith("shadow."):
             raise ValueError(f"decision {decision_id} is not kept, or did not move the setpoints")
-        old = self._knobs()
-        back = Advice("admin.roll_back", "", int(found[0].old["max_batch_size"]), float(found[0].old["window_ms"]))
-        self._enter(self._bounded(back), now)
+        was, became = found[0].old, found[0].new
+        pins = self._pins_before(decision_id, was, became)
+        moved_back = {name: was[name] for name in KNOBS if was[name] != became.get(name, was[name])}
+        old, self._pins = self._knobs_and_pins(), pins
+        size, window = moved_back.get("max_batch_size"), moved_back.get("window_ms")
+        self._enter(self._bounded(Advice("admin.roll_back", "", size, window)), now)
         text = f"{actor} rolled decision {decision_id} back."
-        return self._note(now, actor, "admin.roll_back", old, self._knobs(), text)
+        return self._note(now, actor, "admin.roll_back", old, self._knobs_and_pins(), text)
 
     # What changes elsewhere with it.
 
@@ -300,6 +308,27 @@ class SteeredPool(ABC):
 
     def _knobs(self) -> dict[str, Any]:
         return {name: getattr(self._setpoints, name) for name in KNOBS} | {"generation": self._setpoints.generation}
+
+    def _knobs_and_pins(self) -> dict[str, Any]:
+        return self._knobs() | {"pins": dict(self._pins)}
+
+    def _pins_before(self, decision_id: int, was: Mapping[str, Any], became: Mapping[str, Any]) -> dict[str, float]:
+        """Return the pins with those that a decision changed as they were before it. Raises ValueError."""
+        pins = dict(self._pins)
+        if "pins" not in was:
+            held = [name for name in KNOBS if name in pins and was[name] != became.get(name, was[name])]
+            if held:
+                raise ValueError(
+                    f"{' and '.join(held)} is pinned; unpin before decision {decision_id} is rolled back"
+                )
+            return pins
+        before, after = was["pins"], became["pins"]
+        for name in KNOBS:
+            if before.get(name) != after.get(name):
+                pins.pop(name, None)
+                if name in before:
+                    pins[name] = before[name]
+        return pins
 
     def note(
         self, now: float, actor: str, rule: str, old: Mapping[str, Any], new: Mapping[str, Any], text: str

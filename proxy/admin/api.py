@@ -105,6 +105,8 @@ class PoolsApi(Group):
         else:
             number = wanted.decision
             self.change(request, pool, lambda now, who: controller.roll_back(number, now, who), "decision")
+            if "pins" in old:
+                self._end(pool, "setpoints", None, {})
         return self.show(pool)
 
     async def list_decisions(self, request: web.Request) -> web.Response:

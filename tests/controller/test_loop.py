@@ -178,6 +178,50 @@ def test_a_rollback_restores_what_was_before_the_decision() -> None:
         pool.roll_back(99, 12.0, "admin:test")
 
 
+def test_every_kind_of_decision_about_knobs_is_undone_by_a_rollback() -> None:
+    pool = controller()
+    pinned = pool.pin({"max_batch_size": 20}, 1.0, "admin:test")
+    pool.pin({"window_ms": 7.0}, 2.0, "admin:test")
+    undone = pool.roll_back(pinned.id, 3.0, "admin:test")
+    assert (pool.setpoints.max_batch_size, pool.pins) == (8, {"window_ms": 7.0}), "another pin stays"
+    pool.roll_back(undone.id, 4.0, "admin:test")
+    assert (pool.setpoints.max_batch_size, pool.pins) == (20, {"max_batch_size": 20, "window_ms": 7.0})
+    window, rest = pool.unpin(["window_ms"], 5.0, "admin:test"), pool.unpin(None, 6.0, "admin:test")
+    assert pool.pins == {}
+    pool.roll_back(rest.id, 7.0, "admin:test")
+    assert pool.pins == {"max_batch_size": 20}
+    pool.roll_back(window.id, 8.0, "admin:test")
+    assert pool.pins == {"max_batch_size": 20, "window_ms": 7.0}
+    pool.pin({"max_batch_size": 30}, 8.0, "admin:test")
+    pool.roll_back(pool.decisions.latest(1)[0].id, 9.0, "admin:test")
+    assert (pool.setpoints.max_batch_size, pool.pins["max_batch_size"]) == (20, 20)
+
+
+def test_what_a_law_moved_and_an_operator_holds_now_is_not_said_to_be_rolled_back() -> None:
+    pool = controller(slo=SLO(e2e_s=1.0))
+    for _ in range(50):
+        pool.observe(observation(5.0, done=10.0))
+    made = pool.tick(11.0, BUSY)
+    assert made is not None
+    pool.pin({"max_batch_size": 40}, 12.0, "admin:test")
+    with pytest.raises(ValueError, match="max_batch_size is pinned; unpin before"):
+        pool.roll_back(made.id, 13.0, "admin:test")
+    assert pool.setpoints.max_batch_size == 40
+
+
+@pytest.mark.parametrize("what", ["shadow", "freeze", "experiment"])
+def test_what_moved_no_knob_is_not_rolled_back_as_one(what: str) -> None:
+    pool = controller()
+    if what == "shadow":
+        made = pool.set_shadow("fixed", {}, 1.0, "admin:test")
+    elif what == "freeze":
+        made = pool.freeze(True, 1.0, "admin:test")
+    else:
+        made = pool.start_experiment(Arm("aimd"), Arm("fixed"), 1.0, "admin:test")
+    with pytest.raises(ValueError, match="did not move the setpoints"):
+        pool.roll_back(made.id, 2.0, "admin:test")
+
+
 def test_a_shadow_advises_and_turns_nothing() -> None:
     pool = controller(law="fixed", slo=SLO(e2e_s=1.0))
     pool.set_shadow("aimd", {}, 1.0, "admin:test")

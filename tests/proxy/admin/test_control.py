@@ -77,6 +77,20 @@ async def test_rolling_back_a_law_and_a_freeze(api: TestClient, operator: FakeOp
     assert (controller.law_name, controller.frozen) == ("deadline", False)
 
 
+async def test_rolling_back_a_pin_and_the_release_of_one(api: TestClient, operator: FakeOperator) -> None:
+    controller = operator.pools["chat"].controller
+    before = controller.setpoints.max_batch_size
+    await ok(api, "PATCH", f"{CHAT}/setpoints?for_s=60", json={"max_batch_size": before + 3})
+    (pin,) = await decisions(api)
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": pin["id"]})
+    assert (controller.setpoints.max_batch_size, dict(controller.pins)) == (before, {})
+    await ok(api, "PATCH", f"{CHAT}/setpoints", json={"max_batch_size": before + 3})
+    await ok(api, "PATCH", f"{CHAT}/setpoints", json={"max_batch_size": None})
+    unpin = (await decisions(api))[0]
+    await ok(api, "POST", f"{CHAT}/rollback", json={"decision": unpin["id"]})
+    assert dict(controller.pins) == {"max_batch_size": before + 3}
+
+
 async def test_rolling_back_what_is_not_kept_is_refused(api: TestClient) -> None:
     body = await problem(api, "POST", f"{CHAT}/rollback", 422, json={"decision": 99})
     assert body["detail"] == "decision: 99 is not kept any more, or was never made"
