@@ -7,10 +7,11 @@ import gzip
 import json
 import random
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Final, TextIO
 
 __all__ = [
     "Request",
@@ -18,10 +19,14 @@ __all__ = [
     "gamma_arrivals",
     "mmpp_arrivals",
     "poisson_arrivals",
+    "read_own_log",
     "read_trace",
     "requests_at",
     "speed_up",
 ]
+
+_ACCESS: Final = "trimtab.access"
+"""The logger of the access log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +142,43 @@ def read_trace(path: Path) -> list[Request]:
 
     CSV with a header or JSON lines, gzipped or not. Times are seconds (`t_s`, `arrival`, `ts`, ...); `prompt_tokens`
     (or `context_tokens`, `input_tokens`) and `output_tokens` (or `generated_tokens`, `completion_tokens`) are taken
-    where present; lines of an access log without them count as 512 and 100. Raises ValueError, naming file and
-    line, for anything else.
+    where present; rows without them count as 512 and 100. Raises ValueError, naming file and line, for anything else.
     """
+    return _day(path, enumerate(_rows(path), start=1))
+
+
+def read_own_log(path: Path) -> list[Request]:
+    """Read a day from what the proxy itself logged (`log.format: json`), sorted and shifted to start at 0.
+
+    It may have written other things between the lines of the access log; those are passed over. Where an upstream
+    told no tokens they count as 512 and 100. Raises ValueError when there is no line of an access log in it.
+    """
+
+    def entries() -> Iterator[tuple[int, dict[str, object]]]:
+        with _open(path) as lines:
+            for number, line in enumerate(lines, start=1):
+                try:
+                    row = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                if isinstance(row, dict) and "arrival" in row and row.get("logger", _ACCESS) == _ACCESS:
+                    known = {name: row[name] for name in ("prompt_tokens", "output_tokens") if row.get(name)}
+                    yield number, {"arrival": row["arrival"], "tenant": row.get("tenant")} | known
+
+    try:
+        return _day(path, entries())
+    except _NoRequests:
+        hint = "it has none of an access log in JSON lines (log.access: true, log.format: json)"
+        raise _NoRequests(f"{path}: {hint}") from None
+
+
+class _NoRequests(ValueError):
+    """There is nothing to play."""
+
+
+def _day(path: Path, rows: Iterable[tuple[int, dict[str, object]]]) -> list[Request]:
     requests: list[Request] = []
-    for number, row in enumerate(_rows(path), start=1):
+    for number, row in rows:
         try:
             time = _number(row, _TIMES)
             prompt, output = _number(row, _PROMPTS), _number(row, _OUTPUTS)
@@ -158,7 +195,7 @@ def read_trace(path: Path) -> list[Request]:
             )
         )
     if not requests:
-        raise ValueError(f"{path}: no requests in it")
+        raise _NoRequests(f"{path}: no requests in it")
     requests.sort(key=lambda request: request.arrival)
     first = requests[0].arrival
     return [
@@ -175,9 +212,12 @@ def _number(row: dict[str, object], names: Sequence[str]) -> float | None:
     return None
 
 
+def _open(path: Path) -> TextIO:
+    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
 def _rows(path: Path) -> Iterator[dict[str, object]]:
-    opener = gzip.open if path.suffix == ".gz" else open
-    with opener(path, "rt", encoding="utf-8") as lines:
+    with _open(path) as lines:
         if ".csv" in path.suffixes:
             for record in csv.DictReader(lines):
                 yield dict(record)

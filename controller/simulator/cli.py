@@ -20,6 +20,7 @@ from controller.simulator.arrivals import (
     gamma_arrivals,
     mmpp_arrivals,
     poisson_arrivals,
+    read_own_log,
     read_trace,
     requests_at,
     speed_up,
@@ -152,9 +153,9 @@ def _faults(options: argparse.Namespace) -> Faults:
 
 
 def _requests(options: argparse.Namespace) -> list[Request]:
-    path = options.trace or options.from_log
-    if path:
-        requests = speed_up(read_trace(path), options.speed)
+    if options.trace or options.from_log:
+        day = read_own_log(options.from_log) if options.from_log else read_trace(options.trace)
+        requests = speed_up(day, options.speed)
         if options.rate is not None:
             span = max(request.arrival for request in requests) or 1.0
             requests = speed_up(requests, options.rate * span / len(requests))

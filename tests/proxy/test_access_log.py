@@ -6,11 +6,13 @@ import io
 import json
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from controller.observation import Observation, Result
+from controller.simulator.arrivals import read_own_log
 from proxy import logs
 from proxy.access_log import AccessLog
 from proxy.config.model import LogConfig
@@ -47,6 +49,26 @@ def observation(result: Result = Result.OK) -> Observation:
 
 def fields(*headers: tuple[bytes, bytes]) -> RequestFields:
     return RequestFields(headers)
+
+
+def test_the_simulator_plays_what_the_proxy_wrote_whatever_else_it_wrote(
+    written: io.StringIO, tmp_path: Path
+) -> None:
+    written.write("listening on 127.0.0.1:8080\n")
+    log = AccessLog(1.0)
+    for index in range(3):
+        logging.getLogger("trimtab.decisions").info("pool chat: moved", extra={"decision": index})
+        seen = observation()
+        seen.arrival = 10.0 + index
+        seen.prompt_tokens = 0 if index == 2 else 7
+        log.note(ticket(), fields(), seen, 11.5)
+    file = tmp_path / "access.log"
+    file.write_text(written.getvalue())
+    played = [(r.arrival, r.prompt_tokens, r.output_tokens) for r in read_own_log(file)]
+    assert played == [(0.0, 7, 11), (1.0, 7, 11), (2.0, 512, 11)]
+    file.write_text("listening on 127.0.0.1:8080\n")
+    with pytest.raises(ValueError, match="access log in JSON lines"):
+        read_own_log(file)
 
 
 def test_a_line_has_what_a_replay_needs(written: io.StringIO) -> None:
