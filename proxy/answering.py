@@ -15,14 +15,13 @@ from proxy.keys import Visit
 from proxy.merging import outcome_of
 from proxy.outcome import Draining, NoUpstream, Outcome, UpstreamFailed, to_reply
 from proxy.pool import Pool
-from proxy.relay import Framing, Relay, chunked_body, cut_short, reset
+from proxy.relay import Framing, Relay, chunked_body, reset
 from proxy.reply import head_bytes
 from proxy.service import Service
 from proxy.ticket import Ticket
 from proxy.tunnel import Tunnel
 from proxy.upload import Begun
 from proxy.upstream.endpoint import Endpoint
-from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.anyusage import any_tap, inflating
@@ -112,8 +111,11 @@ class Answering:
         body = exchange.take()
         call, wire = self.call, self.wire
         if call is not None and wire is not None and call.route is not UNREAD and not fields.encoded:
-            tap = ticket.tap = wire.tap(call, fields.content_type)
-            tap.feed(body)
+            tap = exchange.tap
+            if tap is None:
+                tap = wire.tap(call, fields.content_type)
+                tap.feed(body)
+            ticket.tap = tap
             ticket.streamed = call.stream and fields.is_event_stream
             if call.compat_key is not None:
                 self._heed(exchange, body)
@@ -121,8 +123,6 @@ class Answering:
             self._listen(fields)
             if ticket.tap is not None:
                 ticket.tap.feed(body)
-        if exchange.until_close and cut_short(exchange, ticket.tap):
-            raise UpstreamError(Failure.RESET, "the stream ended before its end mark")
         length: int | None = len(body)
         if self.committed:
             self.transport.write(chunked_body(body, exchange.trailers))
@@ -136,6 +136,9 @@ class Answering:
         self._write_answer(
             exchange.status, exchange.reason, exchange.lines, body, length, known_id=fields.has_request_id
         )
+        if exchange.told is not None:
+            ticket.ended(Result.FAILED, exchange.status)
+            ticket.reason = "error_in_answer"
 
     def _heed(self, exchange: Exchange, body: bytes) -> None:
         """Take note of the whole answer to a call that might have been merged."""
@@ -182,6 +185,7 @@ class Answering:
             self.transport,
             framing,
             ticket.tap,
+            ticket.outgoing is not None and ticket.outgoing.mark() in endpoint.marks,
             self._error_frame if is_events and not fields.encoded else None,
             began,
         )
@@ -221,6 +225,9 @@ class Answering:
                     pool.group.broke(endpoint, exchange)
             elif relay.done:
                 ticket.ended(_result_of(exchange.status), exchange.status)
+                if exchange.error is None and pool.group.over(endpoint, exchange, ticket.outgoing, ticket.tap):
+                    ticket.ended(Result.FAILED, exchange.status)
+                    ticket.reason = "error_in_answer"
 
     def _pages(self) -> bytes:
         """Return the lines that let web pages read an answer of ours."""

@@ -12,7 +12,10 @@ from proxy.pool import Pool
 from proxy.prediction import usual_work
 from proxy.rules import ClassRules
 from proxy.upload import Upload
+from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.outgoing import Outgoing
+from proxy.wire.base import Repeat
+from proxy.wire.passthrough import UNREAD
 
 __all__ = ["Asking"]
 
@@ -25,9 +28,21 @@ class Asking(Answering):
     __slots__ = ()
 
     @property
-    def _repeatable(self) -> bool:
-        """Whether an upstream may be sent the request a second time: its body is held, and that does no harm."""
+    def _replayable(self) -> bool:
+        """Whether an upstream may be sent the request that another one did not take: its body is held."""
         return self.call is not None or (self.incoming.complete and self.incoming.method in _IDEMPOTENT)
+
+    def _repeatable(self, pool: Pool, error: Exception) -> bool:
+        """Whether another upstream may be sent the request, which failed by `error`."""
+        outgoing = self.ticket.outgoing
+        if self.call is None or outgoing is None:
+            return self._replayable
+        if isinstance(error, UpstreamError) and error.unread:
+            return True
+        if outgoing.repeat != Repeat.ANSWERED:
+            return outgoing.repeat == Repeat.FREELY
+        answered = isinstance(error, UpstreamError) and error.failure is Failure.PROTOCOL
+        return answered or "broken" in pool.config.retries.on
 
     def _hold(self, size: int) -> None:
         """Count `size` bytes of the body as held, until the request is over. Raises Refused."""
@@ -140,15 +155,22 @@ class Asking(Answering):
         if call is not None:
             outgoing.body = call.body
             outgoing.is_json = True
+            if self.wire is not None and call.route is not UNREAD:
+                outgoing.means(self.wire, call)
+            else:
+                outgoing.repeat = Repeat.NEVER
         elif incoming.complete and incoming.announced_trailers is None and self.begun is None:
             outgoing.body = incoming.body_now()
             if outgoing.body:
                 self._hold(max(0, len(outgoing.body) - self.held))
                 incoming.put_back(outgoing.body)
-            outgoing.replayable = incoming.method in _IDEMPOTENT
+            if incoming.method not in _IDEMPOTENT:
+                outgoing.replayable = False
+                outgoing.repeat = Repeat.NEVER
             if incoming.wants_websocket:
                 outgoing.upgrade = b"websocket"
                 outgoing.replayable = False
+                outgoing.repeat = Repeat.NEVER
         else:
             limits = self.service.limits
             self._hold(UPLOAD_BYTES)
@@ -158,4 +180,6 @@ class Asking(Answering):
             outgoing.expects_continue = incoming.expects_continue and self.begun is None
             outgoing.trailer = incoming.announced_trailers
             outgoing.replayable = False
+            outgoing.repeat = Repeat.NEVER
+        self.ticket.outgoing = outgoing
         return outgoing

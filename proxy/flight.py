@@ -335,10 +335,10 @@ class Flight(Naming):
     def _go(self, pool: Pool, rules: ClassRules) -> None:
         """Call an upstream without a slot. Raises Refused."""
         ticket = self.ticket
-        lease = self._lease = pool.unqueued(ticket.affinity)
+        outgoing = self._outbound = self._outgoing(rules)
+        lease = self._lease = pool.unqueued(ticket)
         ticket.dispatched = monotonic()
         ticket.generation = pool.controller.setpoints.generation
-        outgoing = self._outbound = self._outgoing(rules)
         self._send(pool, lease, outgoing)
 
     def _send(self, pool: Pool, lease: Lease, outgoing: Outgoing) -> None:
@@ -373,12 +373,13 @@ class Flight(Naming):
 
     def _arrived(self) -> None:
         """The upstream answered, or will not: finish here what is whole, and leave the rest to a task."""
-        exchange, pool, lease = self._exchange, self.pool, self._lease
+        exchange, pool, lease, outgoing = self._exchange, self.pool, self._lease, self._outbound
         assert exchange is not None
+        assert outgoing is not None
         assert pool is not None
         assert lease is not None
         try:
-            if exchange.ended and self.keepalive is None and pool.group.done(lease, exchange):
+            if exchange.ended and self.keepalive is None and pool.group.done(lease, exchange, outgoing):
                 self._whole(exchange)
                 self._finish()
                 return
@@ -395,7 +396,7 @@ class Flight(Naming):
         assert lease is not None
         assert outgoing is not None
         group, exchange = pool.group, begun
-        if begun is None or not group.done(lease, begun):
+        if begun is None or not group.done(lease, begun, outgoing):
             self._exchange = None
             until = self._until(pool)
             exchange = await group.call(lease, outgoing, total_deadline=until, begun=begun, key=ticket.affinity)
@@ -443,7 +444,7 @@ class Flight(Naming):
 
     def _spill(self, pool: Pool) -> None:
         """Give up an answer that says `not now` where another pool may be asked. Raises Refused."""
-        if not self.committed and self._repeatable and self.service.table.fallback(pool, "overload") is not None:
+        if not self.committed and self._replayable and self.service.table.fallback(pool, "overload") is not None:
             raise Refused(UpstreamBusy(pool.group.retry_after_s()))
 
     def _own(self, path: str) -> None:
@@ -491,7 +492,7 @@ class Flight(Naming):
     def _fall_back(self, route: Route, error: Refused | UpstreamError) -> Refused | UpstreamError | None:
         """Try the pools that take what this one could not, one after the other. Returns what the last one said."""
         while (pool := self.pool) is not None and not (self.started or self.committed):
-            cause = cause_of(error, repeatable=self._repeatable)
+            cause = cause_of(error, repeatable=self._repeatable(pool, error))
             other = self.service.table.fallback(pool, cause) if cause else None
             if other is None:
                 break

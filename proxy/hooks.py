@@ -39,6 +39,10 @@ class Hooks(Protocol):
         """One upstream call was sent again."""
         ...
 
+    def asked_in_vain(self, pool: str, upstream: str, status: int) -> None:
+        """One upstream call failed and another one was made for it: with `status`, 0 when there was no answer."""
+        ...
+
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         """One request that `pool` could not take went to the pool `to`, because of `cause`."""
         ...
@@ -65,6 +69,9 @@ class NullHooks:
     def retried(self, pool: str) -> None:
         """Ignore it."""
 
+    def asked_in_vain(self, pool: str, upstream: str, status: int) -> None:
+        """Ignore it."""
+
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         """Ignore it."""
 
@@ -80,6 +87,7 @@ class PassingHooks(ABC):
         self.shed = next_hooks.shed
         self.traced = next_hooks.traced
         self.retried = next_hooks.retried
+        self.asked_in_vain = next_hooks.asked_in_vain
         self.fell_back = next_hooks.fell_back
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:

@@ -69,7 +69,8 @@ class MergeRuns:
         members = cast("list[MergeTurn]", batch.members)
         if pads:
             members.sort(key=by_length)
-        endpoint = self._group.pick(batch.tokens, self._slots.full(), members[0].ticket.affinity)
+        one = members[0]
+        endpoint = self._group.pick(batch.tokens, self._slots.full(), one.ticket.affinity, one.outgoing)
         if endpoint is None:
             for member in members:
                 member.dropped(Drop.NO_UPSTREAM)

@@ -18,7 +18,7 @@ from proxy.shared_head import shared_lines
 from proxy.trust import MergeTrust
 from proxy.turn import Answer, MergeTurn
 from proxy.upstream.errors import Failure, UpstreamError
-from proxy.upstream.group import Group
+from proxy.upstream.group import MOST_DEATHS, Group
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import MergeMismatch, Reply, WireFormat
 
@@ -100,6 +100,8 @@ class MergeRun:
         self._lease = lease
         self._until = until
         self.batch = batch
+        self._deaths = 0
+        """Upstreams that had a part of it and broke off: one of the inputs may be what they die of."""
         self.extra_calls = 0
         """Calls beyond the first."""
         self._extra_limit = 2 * ceil(log2(len(members))) + 1 if len(members) > 1 else 0
@@ -201,7 +203,8 @@ class MergeRun:
             )
         except UpstreamError as error:
             self._last = error
-            if len(members) == 1 or error.is_timeout or error.unsent:
+            self._deaths += error.deaths
+            if len(members) == 1 or error.is_timeout or error.unsent or self._deaths >= MOST_DEATHS:
                 self._settle(members)
                 return True
             return False
@@ -280,8 +283,9 @@ class MergeRun:
         kept_lines = b"".join(kept) + self._id_line
         if self.shared is not None:
             kept_lines = self.shared.onto(kept_lines)
+        first_call = calls[0]
         own = lines_of(replaced) if replaced else b"Accept: application/json\r\nAccept-Encoding: identity\r\n"
-        return Outgoing(
+        merged = Outgoing(
             first.method,
             first.target,
             kept_lines + own,
@@ -290,6 +294,8 @@ class MergeRun:
             replayable=True,
             is_json=first.is_json,
         )
+        merged.means(self._wire, first_call)
+        return merged
 
     def _settle(self, members: Sequence[MergeTurn]) -> None:
         """Give `members` the failure they had together.

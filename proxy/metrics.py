@@ -18,7 +18,16 @@ from controller.slo import LATENCIES, SLO
 from proxy.collectors import BuildInfo, FamilyCollector
 from proxy.config.model import PoolConfig
 from proxy.instruments import Count, CounterFamily, HistogramFamily
-from proxy.pool_metrics import CLOSE_REASONS, OTHER, QUEUED, SERVED, SHED_REASONS, PoolMetrics
+from proxy.pool_metrics import (
+    CLOSE_REASONS,
+    OTHER,
+    QUEUED,
+    SERVED,
+    SHED_REASONS,
+    UPSTREAM_OUTCOMES,
+    PoolMetrics,
+    upstream_outcome,
+)
 
 __all__ = ["CLOSE_REASONS", "OTHER", "ROUTES", "SHED_REASONS", "Metrics", "PoolMetrics"]
 
@@ -131,7 +140,9 @@ class Metrics:
         self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens sent to upstreams.", ("pool",))
         self.output_tokens = count("trimtab_output_tokens", "Output tokens of finished requests.", ("pool",))
         self.upstream_requests = count(
-            "trimtab_upstream_requests", "Requests finished at an upstream.", ("pool", "upstream", "outcome")
+            "trimtab_upstream_requests",
+            "Calls that an upstream was asked, by how they ended; those that went on elsewhere included.",
+            ("pool", "upstream", "outcome"),
         )
         self.retries = count("trimtab_retries", "Upstream calls repeated.", ("pool",))
         self.fallbacks = count(
@@ -173,8 +184,8 @@ class Metrics:
                 for cause in pool.fallback.on:
                     self.fallbacks.labels(pool.name, pool.fallback.pool, cause)
             for upstream in pool.upstreams:
-                for result in SERVED:
-                    self._upstream_cell(self._pools[pool.name], upstream.url, result)
+                for outcome in UPSTREAM_OUTCOMES:
+                    self._upstream_cell(self._pools[pool.name], upstream.url, outcome)
 
     def watch(self, pool: str, slo_of: Callable[[], SLO]) -> None:
         """Judge the requests of `pool` against the promise in force, as `slo_of` returns it."""
@@ -208,9 +219,10 @@ class Metrics:
             if pool is None:
                 continue
             if upstream and result in SERVED:
-                cell = pool.upstreams.get((upstream, result))
+                outcome = upstream_outcome(result, code, route)
+                cell = pool.upstreams.get((upstream, outcome))
                 if cell is None:
-                    cell = self._upstream_cell(pool, upstream, result)
+                    cell = self._upstream_cell(pool, upstream, outcome)
                 cell.value += len(alike)
             pool.count(klass, result, alike, streamed=streamed)
 
@@ -253,6 +265,15 @@ class Metrics:
     def retried(self, pool: str) -> None:
         """Count one repeated upstream call."""
         self._pools[pool].retries.value += 1.0
+
+    def asked_in_vain(self, pool: str, upstream: str, status: int) -> None:
+        """Count one upstream call that failed and was made again elsewhere."""
+        known = self._pools[pool]
+        outcome = upstream_outcome(Result.FAILED, status, "")
+        cell = known.upstreams.get((upstream, outcome))
+        if cell is None:
+            cell = self._upstream_cell(known, upstream, outcome)
+        cell.value += 1.0
 
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         """Count one request that went on to another pool."""
@@ -330,8 +351,8 @@ class Metrics:
             self._requests[pool, route, klass, result, code] = cell
         return cell
 
-    def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: Result) -> Count:
-        cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome.value)
+    def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: str) -> Count:
+        cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome)
         return cell
 
 

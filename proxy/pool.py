@@ -43,7 +43,6 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import Group
 from proxy.upstream.leaving import Leaving, note_drain
 from proxy.upstream.probe import Prober
-from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, WireFormat
 
 __all__ = ["ClassRules", "Pool", "controller_for"]
@@ -84,7 +83,11 @@ class Pool:
         self._loop = asyncio.get_running_loop()
         self.tls_files = fingerprint(config)
         """What the files behind its connections held."""
-        self.group = group or build_group(config, on_retry=partial(self.hooks.retried, config.name))
+        self.group = group or build_group(
+            config,
+            on_retry=partial(self.hooks.retried, config.name),
+            on_vain=partial(self.hooks.asked_in_vain, config.name),
+        )
         self.leases = LeaseBook()
         self._under_way = UnderWay()
         self.queue = WaitQueue(
@@ -224,9 +227,9 @@ class Pool:
 
     # -- what a request asks for -----------------------------------------------------------------------------
 
-    def unqueued(self, key: AffinityKey | None = None) -> Lease:
+    def unqueued(self, ticket: Ticket | None = None) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
-        return self.leases.grant(self._pick(0.0, key))
+        return self.leases.grant(self._pick(0.0, ticket))
 
     def admit(self, ticket: Ticket, tokens: float, *, express: bool) -> Lease | None:
         """Let a newcomer in. Raises Refused.
@@ -397,15 +400,18 @@ class Pool:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _pick(self, tokens: float, key: AffinityKey | None) -> Endpoint:
-        endpoint = self.group.pick(tokens, key=key)
+    def _pick(self, tokens: float, ticket: Ticket | None) -> Endpoint:
+        if ticket is None:
+            endpoint = self.group.pick(tokens)
+        else:
+            endpoint = self.group.pick(tokens, (), ticket.affinity, ticket.outgoing)
         if endpoint is None:
             raise Refused(NoUpstream(after_s=self.group.retry_after_s()))
         return endpoint
 
     def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
-        endpoint, job, call = self._pick(tokens, ticket.affinity), ticket.job, ticket.call
+        endpoint, job, call = self._pick(tokens, ticket), ticket.job, ticket.call
         if job is not None:
             streamed = call is not None and call.stream
             self.controller.sent(job, endpoint.name, now, self._under_way.tokens, streamed=streamed)

@@ -13,7 +13,16 @@ from proxy.instruments import Count, Histogram, HistogramFamily
 if TYPE_CHECKING:
     from proxy.metrics import Metrics
 
-__all__ = ["CLOSE_REASONS", "OTHER", "QUEUED", "SERVED", "SHED_REASONS", "PoolMetrics"]
+__all__ = [
+    "CLOSE_REASONS",
+    "OTHER",
+    "QUEUED",
+    "SERVED",
+    "SHED_REASONS",
+    "UPSTREAM_OUTCOMES",
+    "PoolMetrics",
+    "upstream_outcome",
+]
 
 SHED_REASONS = (
     "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
@@ -25,6 +34,27 @@ OTHER: Final = "other"
 """Stands for every label value beyond what the configuration and the code know."""
 SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
 QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
+UPSTREAM_OUTCOMES = ("ok", "failed", "timeout", "overloaded", "wrong_model", "unauthorised", "rejected")
+"""How a call can end for the upstream that was asked. `rejected` is what it holds against the request itself."""
+_OVERLOADED = frozenset({429, 503, 529})
+_UNAUTHORISED = frozenset({401, 403})
+
+
+def upstream_outcome(result: Result, code: int, route: str) -> str:
+    """Return what a served request of `route` that ended with status `code` is for its upstream.
+
+    Its own failures are told from what it says about the request, which is mostly the client's mistake, and from
+    the two that are somebody's configuration: a model it does not have and a key it does not know.
+    """
+    if result is not Result.FAILED:
+        return result.value
+    if code in _OVERLOADED:
+        return "overloaded"
+    if code in _UNAUTHORISED:
+        return "unauthorised"
+    if code == 404 and route != "relay":
+        return "wrong_model"
+    return "rejected" if 400 <= code < 500 else "failed"
 
 
 class PoolMetrics:
@@ -52,7 +82,7 @@ class PoolMetrics:
         self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
         self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
         self.retries = owner.retries.labels(name)
-        self.upstreams: dict[tuple[str, Result], Count] = {}
+        self.upstreams: dict[tuple[str, str], Count] = {}
         self.rules: dict[str, Count] = {}
 
     def count(self, klass: str, result: Result, alike: Sequence[Observation], *, streamed: bool) -> None:

@@ -13,8 +13,9 @@ from proxy.headers import RawHeaders, lines_of
 from proxy.trailers import passable
 from proxy.upstream.exchange import Exchange
 from proxy.wire.base import Tap
+from proxy.wire.judging import misses_end
 
-__all__ = ["Client", "Framing", "Relay", "chunked_body", "cut_short", "reset"]
+__all__ = ["Client", "Framing", "Relay", "chunked_body", "reset"]
 
 
 _READ_TOGETHER: Final = 8
@@ -56,6 +57,7 @@ class Relay:
         "_closes",
         "_error_frame",
         "_loop",
+        "_marked",
         "_tap",
         "_transport",
         "_unread",
@@ -73,6 +75,7 @@ class Relay:
         transport: asyncio.Transport,
         framing: int,
         tap: Tap | None,
+        marked: bool,
         error_frame: Callable[[Exchange], bytes] | None,
         began: Callable[[float], None] | None = None,
     ) -> None:
@@ -82,6 +85,7 @@ class Relay:
         self._chunked = framing == Framing.CHUNKED
         self._closes = framing == Framing.CLOSE
         self._tap = tap
+        self._marked = marked
         self._unread: list[bytes] = []
         self._error_frame = error_frame
         self._began = began
@@ -131,7 +135,7 @@ class Relay:
         self.done = True
         self.read()
         transport = self._transport
-        if exchange.error is None and not cut_short(exchange, self._tap):
+        if exchange.error is None and not self._cut_short(exchange):
             if self._chunked and not transport.is_closing():
                 transport.write(_last_chunk(exchange.trailers))
         else:
@@ -155,6 +159,13 @@ class Relay:
                 await drain()  # type: ignore[misc]
             exchange.resume()
 
+    def _cut_short(self, exchange: Exchange) -> bool:
+        """Tell whether an event stream that only closing ends stopped before its protocol's own end mark."""
+        tap = self._tap
+        if tap is None or not exchange.until_close or not exchange.fields.is_event_stream or exchange.fields.encoded:
+            return False
+        return misses_end(tap, marked=self._marked, usual=False, until_close=True)
+
     def _break(self, exchange: Exchange) -> None:
         transport = self._transport
         if transport.is_closing():
@@ -175,13 +186,6 @@ class Relay:
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
-
-
-def cut_short(exchange: Exchange, tap: Tap | None) -> bool:
-    """Tell whether an event stream that only closing ends stopped before its protocol's own end mark."""
-    if not exchange.until_close or tap is None or type(tap).finished is Tap.finished:
-        return False
-    return exchange.fields.is_event_stream and not tap.finished()
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
+from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Tap
 
@@ -43,6 +44,7 @@ class Ticket:
         "job",
         "klass",
         "last_byte",
+        "outgoing",
         "output_tokens",
         "prediction",
         "prompt_tokens",
@@ -67,6 +69,8 @@ class Ticket:
         self.tenant = ""
         self.affinity: AffinityKey | None = None
         """What ties it to one upstream, where the pool routes by that."""
+        self.outgoing: Outgoing | None = None
+        """What its upstream is asked, once that is known."""
         self.trace: Trace | None = None
         """Its trace context, where it is traced."""
         self.call: Call | None = None

@@ -95,9 +95,11 @@ _UPSTREAM = (
     "lazy_timer",
     "location",
     "outgoing",
+    "repute",
     "retry",
     "routing",
     "standing",
+    "verdicts",
 )
 _WIRE = (
     "alike",
@@ -106,8 +108,10 @@ _WIRE = (
     "base",
     "embeddings",
     "envelope",
+    "faults",
     "items",
     "jsonbody",
+    "judging",
     "kserve",
     "lines",
     "naming",

@@ -196,6 +196,14 @@ class RetriesConfig(Section):
     """Second tries; only while no byte has reached the client."""
 
     max: int = Field(default=1, ge=0, le=10, description="Tries beyond the first, per request.")
+    on: tuple[Literal["connect", "overload", "refusal", "failure", "broken"], ...] = Field(
+        default=("connect", "overload", "refusal", "failure"),
+        description="What for. connect: the request reached nobody. overload: 429, 503 or 529. refusal: 401, 403, "
+        "404 or 405, which another upstream may not say. failure: 500, an error inside a 200, an answer that is no "
+        "HTTP; and a connection that broke, for what may be asked twice (embeddings, rankings, scores, predictions, "
+        "GET). broken: that for chats and completions, too, which may then be computed and paid for twice. What an "
+        "upstream keeps (stored responses) is never sent again once it was read.",
+    )
     budget_ratio: float = Field(default=0.1, ge=0.0, le=1.0, description="Retries allowed per request sent.")
     budget_min_per_s: float = Field(
         default=1.0, ge=0.0, le=1000.0, description="Retries a second allowed at any load."

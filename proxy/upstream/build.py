@@ -26,7 +26,12 @@ _IDLE_SHARE = 0.8
 """Our idle connections are closed after this share of the server's own limit, so that it never does it first."""
 
 
-def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: None) -> Group:
+def build_group(
+    config: PoolConfig,
+    *,
+    on_retry: Callable[[], None] = lambda: None,
+    on_vain: Callable[[str, int], None] = lambda upstream, status: None,
+) -> Group:
     """Make the group of a pool's endpoints. Call it inside a running event loop. Raises ValueError."""
     timeouts, retries = config.timeouts, config.retries
     return Group(
@@ -39,7 +44,9 @@ def build_group(config: PoolConfig, *, on_retry: Callable[[], None] = lambda: No
         ),
         RetryBudget(ratio=retries.budget_ratio, min_per_s=retries.budget_min_per_s, now=monotonic()),
         max_retries=retries.max,
+        causes=frozenset(retries.on),
         on_retry=on_retry,
+        on_vain=on_vain,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import sys
 from collections.abc import Callable
 from math import inf
 from time import monotonic
@@ -51,6 +53,7 @@ class Connection:
         "_paused",
         "_sink",
         "_timer",
+        "_unread",
         "_writing_paused",
         "idle_since",
         "retire_at",
@@ -81,6 +84,8 @@ class Connection:
         """Takes single chunks, once a stream flows and its deadline is watched."""
         self._heard_at = 0.0
         self._eof = False
+        self._unread = False
+        """Whether the other side had closed before the request came to it."""
         self._paused = False
         self._writing_paused = False
         self._drained: asyncio.Future[None] | None = None
@@ -203,10 +208,15 @@ class Connection:
             self._dechunk(exchange, self._chunked, data, start)
         else:
             self._count(exchange, data, start, first)
+        if exchange.held:
+            exchange.hold()
 
     def eof_received(self) -> bool:
         """Take note of a clean close, which ends an answer that has no other framing."""
         self._eof = True
+        exchange = self._exchange
+        if exchange is not None and not exchange.heard:
+            self._unread = _never_arrived(self.transport)
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -222,9 +232,10 @@ class Connection:
             exchange.on_end([])
             return
         if not exchange.heard and self.uses > 1:
-            self._fail(UpstreamError(Failure.STALE, str(exc or "closed")))
+            self._fail(UpstreamError(Failure.STALE, str(exc or "closed"), unread=self._unread))
         else:
-            self._fail(UpstreamError(Failure.RESET, str(exc or "closed before the answer was complete")))
+            detail = str(exc or "closed before the answer was complete")
+            self._fail(UpstreamError(Failure.RESET, detail, unread=self._unread))
 
     def pause_writing(self) -> None:
         """The upstream takes the request's body slower than it comes."""
@@ -387,3 +398,22 @@ class Connection:
         drained, self._drained = self._drained, None
         if drained is not None and not drained.done():
             drained.set_result(None)
+
+
+def _never_arrived(transport: asyncio.Transport) -> bool:
+    """Tell whether what was sent met a door that had been closed: it was answered with a reset, or by nothing at all.
+
+    Asked when the other side has closed. One that read the request and died has acknowledged it; where the system
+    does not tell (Linux alone does), it may have.
+    """
+    sock = transport.get_extra_info("socket")
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    except (AttributeError, OSError):
+        return False
+    # struct tcp_info: the state, seven more bytes, and four numbers before the segments not acknowledged.
+    return bool(info[0] == _TCP_CLOSE or int.from_bytes(info[24:28], sys.byteorder))
+
+
+_TCP_INFO_BYTES: Final = 104
+_TCP_CLOSE: Final = 7

@@ -60,6 +60,7 @@ class Endpoint:
         "hints",
         "host_line",
         "inflight",
+        "marks",
         "model",
         "name",
         "overloaded_until",
@@ -132,6 +133,8 @@ class Endpoint:
         """Since when it is being eased in; None when it has its whole weight."""
         self.proven = False
         """Whether it has been well at least once: answered a request, or passed a health check."""
+        self.marks: set[str] = set()
+        """Routes and models whose streams it has shown to end with the protocol's mark; a bounded number."""
         self._overload_s = 0.0
         self._overloaded_at = -inf
         """When it last said that it had too much to do."""
@@ -196,6 +199,7 @@ class Endpoint:
             self.ease_in()
             return
         self.proven, self.draining, self.failure_rate = before.proven, before.draining, before.failure_rate
+        self.marks = before.marks
         self.standing.follow(before.standing)
         self.overloaded_until, self._overload_s = before.overloaded_until, before._overload_s
         self._overloaded_at = before._overloaded_at

@@ -53,10 +53,14 @@ _UNSENT = UNREACHABLE | {Failure.TLS, Failure.CONNECTIONS_BUSY, Failure.NO_DESCR
 class UpstreamError(Exception):
     """An upstream call that failed. `detail` names what the operating system or the parser said."""
 
-    def __init__(self, failure: Failure, detail: str = "") -> None:
+    def __init__(self, failure: Failure, detail: str = "", *, unread: bool = False) -> None:
         super().__init__(f"{failure.value}: {detail}" if detail else failure.value)
         self.failure = failure
         self.detail = detail
+        self.deaths = 0
+        """How many upstreams had read the request, perhaps, and broke off."""
+        self.unread = unread or failure in _UNSENT
+        """Whether the upstream certainly has not read the request: it was not sent, or came to a closed door."""
 
     @property
     def is_timeout(self) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from http import HTTPStatus
 from time import monotonic
 from typing import Final, Protocol
 
@@ -13,15 +14,27 @@ from proxy.upstream.connection import Connection
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.known_head import KnownHead
 from proxy.upstream.location import relocated
+from proxy.wire.base import Tap
+from proxy.wire.faults import LARGEST_ERROR, Fault
+from proxy.wire.judging import first_event
 
 __all__ = ["Exchange", "Patience", "Reader"]
 
 HIGH_WATER: Final = 64 * 1024
 """With more than this unread, nothing more is taken from the upstream."""
+FIRST_EVENT_S: Final = 0.5
+"""For so long at most the head of an answer is held back until it is known whether it begins with an error."""
 WHOLE_LIMIT: Final = 256 * 1024
 """Answers whose declared length is at most this are waited for whole: one wake-up instead of two."""
 _BODILESS: Final = frozenset({204, 304})
 """Answers that never have a body (RFC 9112 section 6.3)."""
+
+
+EXPECTS_ANYTHING: Final = 0
+EXPECTS_WHOLE: Final = 1
+"""A document."""
+EXPECTS_STREAM: Final = 2
+"""A stream of events."""
 
 
 class Reader(Protocol):
@@ -64,6 +77,7 @@ class Exchange:
         "_connection",
         "_continued",
         "_first_byte_s",
+        "_holding",
         "_known",
         "_limit",
         "_loop",
@@ -76,17 +90,22 @@ class Exchange:
         "content_length",
         "ended",
         "error",
+        "expects",
         "fault",
         "fields",
         "flows",
         "gather",
         "headers",
         "heard",
+        "held",
         "keep_alive",
+        "looked_at",
         "reason",
         "sent_at",
         "started",
         "status",
+        "tap",
+        "told",
         "total_deadline",
         "trailers",
         "until_close",
@@ -117,6 +136,17 @@ class Exchange:
         self._continued = False
         self._first_byte_s = 0.0
         self._known: KnownHead | None = None
+        self.held = False
+        """Whether the head has come, and nobody is told of it before the beginning of the body is there."""
+        self._holding: asyncio.TimerHandle | None = None
+        self.expects = EXPECTS_ANYTHING
+        """What is expected, as far as that is known; then its beginning is waited for, to see whether it is that."""
+        self.looked_at = False
+        """Whether somebody has looked for an error in it."""
+        self.told: Fault | None = None
+        """The error that it holds, or what it lacks, although its status says that all is well."""
+        self.tap: Tap | None = None
+        """Who has read the whole of it already."""
         self.watcher: Callable[[], None] | None = None
         """Called once, in place of waking whoever awaits `wait`. It must not raise."""
         self.companion: asyncio.Task[None] | None = None
@@ -202,6 +232,36 @@ class Exchange:
             return None
         return next((value for name, value in self.headers if name.lower() == b"date"), None)
 
+    def peek(self) -> bytes:
+        """Return what has been gathered so far."""
+        parts = self._parts
+        if len(parts) > 1:
+            parts[:] = [b"".join(parts)]
+        return parts[0] if parts else b""
+
+    def become(self, fault: Fault, body: bytes) -> None:
+        """Take the status of the error that it holds; a stream that begins with one becomes `body`."""
+        self.status = fault.status
+        try:
+            self.reason = HTTPStatus(fault.status).phrase.encode("ascii")
+        except ValueError:
+            self.reason = b""
+        kept = [field for field in self.fields.fields if field[0].lower() not in _OF_THE_STREAM]
+        self.headers = (*kept, (b"Content-Type", b"application/json"), (b"X-Trimtab-Reason", b"error_in_answer"))
+        self.fields = ResponseFields(self.headers)
+        self._known = None
+        if not self.ended:
+            self.ended = True
+            self.watcher = None
+            if self._connection is not None:
+                self._connection.abort()
+                self._connection = None
+            self._dismiss()
+        self._parts = [body]
+        self._buffered = self.content_length = len(body)
+        self.until_close = False
+        self.trailers = ()
+
     def take(self) -> bytes:
         """Return what has been gathered so far and forget it."""
         parts = self._parts
@@ -283,9 +343,12 @@ class Exchange:
         self._end()
 
     def after_head(self) -> None:
-        """Wake the waiter, unless the answer is short enough to be waited for whole."""
+        """Wake the waiter, unless the answer is waited for whole, or its beginning is to be seen first."""
         length = self.content_length
         if self.gather or (length is not None and length <= WHOLE_LIMIT and not self.bodiless):
+            return
+        if self.expects != EXPECTS_ANYTHING and length is None and not self.bodiless and self._to_be_seen():
+            self.held = True
             return
         self._wake_ready()
 
@@ -303,6 +366,9 @@ class Exchange:
             self.abort()
             self.error = UpstreamError(Failure.TOO_LARGE, f"more than {self._limit} bytes")
             self._wake_ready()
+        elif self.held:
+            if self._seen():
+                self._wake_ready()
         elif self._buffered > HIGH_WATER and self._ready and self._connection is not None:
             self._connection.pause()
 
@@ -356,6 +422,34 @@ class Exchange:
 
     # -- inside --------------------------------------------------------------------------------------------
 
+    def _to_be_seen(self) -> bool:
+        """Whether the beginning of the body may turn the answer into something else."""
+        fields = self.fields
+        if fields.encoded:
+            return False
+        if self.status >= 400:
+            return True
+        return self.status == 200 and (
+            fields.is_event_stream or fields.content_type[:16].lower() == "application/json"
+        )
+
+    def _seen(self) -> bool:
+        """Whether enough has come to tell: the first event of a stream, the first piece of any other."""
+        if self._buffered >= LARGEST_ERROR:
+            return True
+        if self.status == 200 and self.fields.is_event_stream:
+            return first_event(self.fields.content_type, self.peek())
+        return self.expects == EXPECTS_STREAM and self.status == 200
+
+    def hold(self) -> None:
+        """Wait for the rest of the beginning, but not for long."""
+        if self._holding is None:
+            self._holding = self._loop.call_later(FIRST_EVENT_S, self._held_long_enough)
+
+    def _held_long_enough(self) -> None:
+        if self.held and not self.ended:
+            self._wake_ready()
+
     def _end(self) -> None:
         self.ended = True
         self._connection = None
@@ -371,6 +465,10 @@ class Exchange:
 
     def _wake_ready(self) -> None:
         self._ready = True
+        self.held = False
+        if self._holding is not None:
+            self._holding.cancel()
+            self._holding = None
         watcher = self.watcher
         if watcher is None:
             self._wake()
@@ -384,4 +482,5 @@ class Exchange:
             waiter.set_result(None)
 
 
+_OF_THE_STREAM = frozenset({b"content-type", b"cache-control", b"content-encoding", b"content-length"})
 _NO_FIELDS = ResponseFields(())

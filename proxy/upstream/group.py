@@ -13,20 +13,33 @@ from proxy.lease import Lease
 from proxy.upstream.connection import Connection
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import Failure, UpstreamError
-from proxy.upstream.exchange import Exchange, Patience
+from proxy.upstream.exchange import EXPECTS_ANYTHING, EXPECTS_STREAM, EXPECTS_WHOLE, Exchange, Patience
 from proxy.upstream.outgoing import Outgoing
+from proxy.upstream.repute import Repute
 from proxy.upstream.retry import RetryBudget
 from proxy.upstream.retry_after import retry_after_s
 from proxy.upstream.routing import AffinityKey, Router
+from proxy.upstream.verdicts import Verdicts
+from proxy.wire.base import Repeat, Tap
 
-__all__ = ["OVERLOAD", "Group"]
+__all__ = ["ALL_CAUSES", "MOST_DEATHS", "OVERLOAD", "Group"]
 
-OVERLOAD = frozenset({429, 503})
+OVERLOAD = frozenset({429, 503, 529})
 """Answers that mean: not now."""
+_TURNED_AWAY = frozenset({401, 403, 404, 405})
+"""Answers that may be this upstream's alone: it has another key, another model, another version."""
+ALL_CAUSES = frozenset({"connect", "overload", "refusal", "failure", "broken"})
+"""What a second try may be made for."""
 _BROKEN_GATEWAY = frozenset({502, 504})
 _CONTINUE_S: Final = 1.0
 """How long to wait for an upstream's 100 before the body is sent anyway (RFC 9110 section 10.1.1)."""
 
+_OPINIONS_PER_S: Final = 10.0
+"""How often a second, at most, another upstream is asked whether it would turn a request away, too."""
+MOST_DEATHS: Final = 2
+"""So many servers that read a request and died, perhaps of it, are enough."""
+_RACE_S: Final = 0.5
+"""A kept connection that closes so soon after a request was sent was closing already, most likely."""
 _LOOK_EVERY_S: Final = 0.05
 _SURELY_ALIVE_S: Final = 1.0
 """Servers close connections that idled for seconds; one that was just in use is safe for what cannot be repeated."""
@@ -36,8 +49,10 @@ class Group:
     """Sends calls to endpoints and learns from what comes back.
 
     A call is tried again only while nothing of its answer has been passed on, which is always so in here, and only
-    where that does no harm. A kept connection that the other side had just closed is not held against anybody and
-    costs no budget; everything else does.
+    where that does no harm: what no upstream can have read may always be sent again, what one answered with a failure
+    unless it changed something there (`Repeat`), and what one died of only where asking twice is as good as once. A
+    kept connection that the other side had closed is not held against anybody and costs no budget; everything else
+    does.
     """
 
     def __init__(
@@ -48,7 +63,9 @@ class Group:
         budget: RetryBudget,
         *,
         max_retries: int = 1,
+        causes: frozenset[str] = ALL_CAUSES - {"broken"},
         on_retry: Callable[[], None] = lambda: None,
+        on_vain: Callable[[str, int], None] = lambda upstream, status: None,
     ) -> None:
         self.endpoints = tuple(endpoints)
         self.patience = patience
@@ -56,18 +73,41 @@ class Group:
         self._budget = budget
         self._aborted = False
         self._max_retries = max_retries
+        self._causes = causes
         self._on_retry = on_retry
+        self._on_vain = on_vain
+        """Told of each call whose failure nobody else hears of, as another one is made."""
+        self._opinions = RetryBudget(ratio=0.0, min_per_s=_OPINIONS_PER_S, now=monotonic())
+        self.repute = Repute()
+        self.verdicts = Verdicts()
         self._loop = asyncio.get_running_loop()
         self.on_trouble: Callable[[], None] = lambda: None
         """Called when an endpoint accepts no connection, does again, or is ejected."""
 
     def pick(
-        self, work: float = 0.0, exclude: Sequence[Endpoint] = (), key: AffinityKey | None = None
+        self,
+        work: float = 0.0,
+        exclude: Sequence[Endpoint] = (),
+        key: AffinityKey | None = None,
+        outgoing: Outgoing | None = None,
     ) -> Endpoint | None:
-        """Return whom to ask for a call of `work` tokens, None when nobody may be asked."""
+        """Return whom to ask for a call of `work` tokens, None when nobody may be asked.
+
+        `outgoing` is what is to be asked; whoever alone turns that away, or fails fast, is passed over.
+        """
         if self._aborted:
             return None
-        return self._router.pick(self.endpoints, monotonic(), work=work, exclude=exclude, key=key)
+        endpoints, now = self.endpoints, monotonic()
+        if len(endpoints) > 1:
+            repute = self.repute
+            errand = outgoing.errand() if outgoing is not None and repute.knows_misfits else None
+            avoided = repute.avoid(endpoints, errand, now, exclude)
+            if avoided:
+                others = (*exclude, *avoided)
+                found = self._router.pick(endpoints, now, work=work, exclude=others, key=key)
+                if found is not None:
+                    return found
+        return self._router.pick(endpoints, now, work=work, exclude=exclude, key=key)
 
     def retry_after_s(self) -> float:
         """Return when somebody may be asked again: the first of them."""
@@ -89,18 +129,25 @@ class Group:
         exchange = Exchange(
             self._loop, self.patience.between_s, total_deadline, head_request=outgoing.method == b"HEAD"
         )
+        exchange.expects = _expected(outgoing)
         head, body = outgoing.encode(endpoint)
         exchange.send(connection, head, body, self.patience.first_byte_s)
         return exchange
 
-    def done(self, lease: Lease, exchange: Exchange) -> bool:
+    def done(self, lease: Lease, exchange: Exchange, outgoing: Outgoing) -> bool:
         """Whether an exchange that was begun went well, with nothing to try again; the endpoint is credited then."""
-        if exchange.error is not None or not 200 <= exchange.status < 429:
+        status = exchange.status
+        if exchange.error is not None or not 200 <= status < 429:
             return False
-        self._budget.request()
-        lease.endpoint.succeeded(exchange.sent_at)
-        if exchange.status != 200:
+        if status == 200:
+            if outgoing.call is not None and self.verdicts.look(lease.endpoint, exchange, outgoing) is not None:
+                return False
+        else:
+            if status in _TURNED_AWAY and len(self.endpoints) > 1:
+                return False
             exchange.upstream = lease.endpoint.address
+        self._budget.request()
+        self._well(lease.endpoint, exchange, outgoing, status)
         return True
 
     async def call(
@@ -121,8 +168,10 @@ class Group:
         try that has been waited for. `key` ties the call to an endpoint, also when another one must be tried.
         """
         tried: list[Endpoint] = []
-        retries = 0
+        retries = deaths = 0
         fresh = False
+        refused: Exchange | None = None
+        refuser: Endpoint | None = None
         self._budget.request()
         while True:
             endpoint = lease.endpoint
@@ -139,37 +188,64 @@ class Group:
                     limit=limit,
                 )
                 exchange.sent_at = monotonic()
+                exchange.expects = _expected(outgoing)
                 error = await self._once(endpoint, exchange, outgoing, fresh)
+            other: Endpoint | None = None
             if error is None:
-                if exchange.status not in OVERLOAD:
-                    self._judge(endpoint, exchange)
+                fault = self.verdicts.look(endpoint, exchange, outgoing) if exchange.status == 200 else None
+                status = exchange.status if fault is None else fault.status
+                cause = self._judge(endpoint, exchange, outgoing, status)
+                if refuser is not None and refused is not None:
+                    # This is the second opinion about what `refuser` turned away.
+                    if status >= 400:
+                        # Everybody says so, or cannot tell. The first one's words are as good as any.
+                        exchange.abort()
+                        self._on_vain(endpoint.name, status)
+                        lease.move(refuser)
+                        return refused
+                    self.repute.misfit(refuser, outgoing.errand(), monotonic())
+                    self._on_vain(refuser.name, refused.status)
+                elif cause and (cause != "refusal" or exchange.ended):
+                    tried.append(endpoint)
+                    budget = self._opinions if cause == "refusal" else self._budget
+                    other = self._next(lease, outgoing, tried, retries, key, budget)
+                if other is None:
+                    if fault is not None and not fault.kept:
+                        self.verdicts.tell(exchange, outgoing, fault)
                     if exchange.status != 200:
                         exchange.upstream = endpoint.address
                     return exchange
-                self._busy(endpoint, exchange)
-                tried.append(endpoint)
-                other = self._next(lease, outgoing, tried, retries, key, same_allowed=False)
-                if other is None:
-                    return exchange
-                exchange.abort()
+                if cause == "refusal":
+                    refused, refuser = exchange, endpoint
+                    exchange.upstream = endpoint.address
+                else:
+                    self._on_vain(endpoint.name, status)
+                    exchange.abort()
             else:
-                if error.failure is Failure.STALE and not fresh and outgoing.replayable:
+                if error.failure is Failure.STALE and not fresh and self._raced(error, exchange, outgoing):
                     fresh = True
                     continue
                 if error.failure is Failure.NO_DESCRIPTORS:
                     raise error
                 self._blame(endpoint, error, exchange.sent_at)
+                if refuser is not None and refused is not None:
+                    self._on_vain(endpoint.name, 0)
+                    lease.move(refuser)
+                    return refused
                 tried.append(endpoint)
+                deaths += not error.unread
+                error.deaths = deaths
                 if error.unsent:
                     # It was not asked, so asking another is no second try: neither harm nor storm can come of it.
-                    other = self.pick(lease.work, tried, key)
+                    other = self.pick(lease.work, tried, key, outgoing) if "connect" in self._causes else None
                 elif error.is_timeout:
                     raise error
-                else:
-                    same = error.failure is Failure.RESET
-                    other = self._next(lease, outgoing, tried, retries, key, same_allowed=same)
+                elif self._after_break(error, outgoing, deaths):
+                    same = error.failure is Failure.RESET or error.failure is Failure.STALE
+                    other = self._next(lease, outgoing, tried, retries, key, self._budget, same_allowed=same)
                 if other is None:
                     raise error
+                self._on_vain(endpoint.name, 0)
             if error is None or not error.unsent:
                 retries += 1
                 self._on_retry()
@@ -183,6 +259,21 @@ class Group:
             self._blame(endpoint, exchange.error, exchange.sent_at)
         else:
             endpoint.failed(monotonic(), exchange.sent_at)
+
+    def over(self, endpoint: Endpoint, exchange: Exchange, outgoing: Outgoing | None, tap: Tap | None) -> bool:
+        """A stream that had begun came to a clean end. Returns whether it was a failure all the same."""
+        if tap is None or outgoing is None or outgoing.call is None or outgoing.wire is None:
+            return False
+        if exchange.status != 200 or exchange.fields.encoded:
+            return False
+        if (
+            exchange.fields.is_event_stream
+            and self.verdicts.ends_badly(endpoint, exchange, outgoing, tap) is not None
+        ):
+            endpoint.errored()
+            self.repute.answered(endpoint, well=False, now=monotonic())
+            return True
+        return False
 
     def abort(self) -> None:
         """Close every connection, and ask nobody any more: calls that break by it are not to be made again."""
@@ -261,27 +352,73 @@ class Group:
         tried: list[Endpoint],
         retries: int,
         key: AffinityKey | None,
+        budget: RetryBudget,
         *,
-        same_allowed: bool,
+        same_allowed: bool = False,
     ) -> Endpoint | None:
         """Return whom to try next, None when there is to be no next try."""
-        if retries >= self._max_retries or not outgoing.replayable:
+        if retries >= self._max_retries:
             return None
-        other = self.pick(lease.work, tried, key)
+        other = self.pick(lease.work, tried, key, outgoing)
         if other is None and same_allowed and len(self.endpoints) == len(tried) == 1:
             other = self.pick(lease.work)
-        if other is None or not self._budget.take(monotonic()):
+        if other is None or not budget.take(monotonic()):
             return None
         return other
 
-    def _judge(self, endpoint: Endpoint, exchange: Exchange) -> None:
-        status = exchange.status
+    def _judge(self, endpoint: Endpoint, exchange: Exchange, outgoing: Outgoing, status: int) -> str:
+        """Book an answer that amounts to `status`. Returns why it may be tried elsewhere, if it may."""
+        causes = self._causes
+        if status in OVERLOAD:
+            self._busy(endpoint, exchange)
+            return "overload" if "overload" in causes and outgoing.replayable else ""
         if status < 500:
-            endpoint.succeeded(exchange.sent_at)
-        elif status in _BROKEN_GATEWAY:
+            self._well(endpoint, exchange, outgoing, status)
+            turned_away = status in _TURNED_AWAY and len(self.endpoints) > 1
+            return "refusal" if turned_away and "refusal" in causes and outgoing.replayable else ""
+        broken = status in _BROKEN_GATEWAY and exchange.told is None
+        if broken:
             self._failed(endpoint, exchange.sent_at)
         else:
             endpoint.errored()
+        self.repute.answered(endpoint, well=False, now=monotonic())
+        repeat = outgoing.repeat
+        if "failure" not in causes or not outgoing.replayable or repeat == Repeat.NEVER:
+            return ""
+        return "failure" if not broken or repeat == Repeat.FREELY or "broken" in causes else ""
+
+    def _well(self, endpoint: Endpoint, exchange: Exchange, outgoing: Outgoing, status: int) -> None:
+        """An upstream answered, and not that it failed."""
+        endpoint.succeeded(exchange.sent_at)
+        if len(self.endpoints) == 1:
+            return
+        repute = self.repute
+        repute.answered(endpoint, well=True, now=exchange.sent_at)
+        if status < 400 and repute.knows_misfits:
+            repute.served(endpoint, outgoing.errand())
+
+    def _raced(self, error: UpstreamError, exchange: Exchange, outgoing: Outgoing) -> bool:
+        """Whether a request on a kept connection that broke is to be sent once more, over a fresh one.
+
+        A server that was about to close it does so within a round trip; one that read the request takes longer to
+        die of it.
+        """
+        if not outgoing.replayable:
+            return False
+        if error.unread or outgoing.repeat == Repeat.FREELY:
+            return True
+        return outgoing.repeat == Repeat.ANSWERED and monotonic() - exchange.sent_at < _RACE_S
+
+    def _after_break(self, error: UpstreamError, outgoing: Outgoing, deaths: int) -> bool:
+        """Whether a request may be sent again of which nothing came back."""
+        if error.unread:
+            held = outgoing.upload is None or error.unsent
+            return held and "connect" in self._causes
+        if deaths >= MOST_DEATHS or not outgoing.replayable or outgoing.repeat == Repeat.NEVER:
+            return False
+        if error.failure is Failure.PROTOCOL:
+            return "failure" in self._causes
+        return "failure" in self._causes if outgoing.repeat == Repeat.FREELY else "broken" in self._causes
 
     def _busy(self, endpoint: Endpoint, exchange: Exchange) -> None:
         """Leave an endpoint alone that said `not now`, for as long as it asked."""
@@ -328,3 +465,8 @@ async def _pump(connection: Connection, exchange: Exchange, outgoing: Outgoing) 
     except Exception as error:
         # The client's side broke: the upstream must not take half a body for a whole one.
         exchange.abort_with(error)
+
+
+def _expected(outgoing: Outgoing) -> int:
+    call = outgoing.call
+    return EXPECTS_ANYTHING if call is None else EXPECTS_STREAM if call.stream else EXPECTS_WHOLE

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Hashable, Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 from proxy.upstream.endpoint import Endpoint
+from proxy.wire.base import Call, Repeat, WireFormat
 from proxy.wire.naming import TARGET, Named, in_json
 
 __all__ = ["Outgoing", "Upload"]
@@ -52,6 +54,7 @@ class Outgoing:
     __slots__ = (
         "authorization",
         "body",
+        "call",
         "chunked_upload",
         "expects_continue",
         "hint",
@@ -60,11 +63,13 @@ class Outgoing:
         "lines",
         "method",
         "named",
+        "repeat",
         "replayable",
         "target",
         "trailer",
         "upgrade",
         "upload",
+        "wire",
     )
 
     def __init__(
@@ -88,7 +93,13 @@ class Outgoing:
         self.authorization = authorization
         """The caller's credential, passed on unless the endpoint has one of its own or strips it."""
         self.replayable = replayable
-        """Whether sending it twice does no harm."""
+        """Whether it is held, and may be sent again as long as no upstream has acted on it."""
+        self.repeat: int = Repeat.FREELY if replayable else Repeat.NEVER
+        """Whether it may be sent again after an upstream may have acted on it: a value of `Repeat`."""
+        self.call: Call | None = None
+        """What it asks, where a wire format understood that."""
+        self.wire: WireFormat | None = None
+        """Who understood it, and will understand the answer."""
         self.is_json = is_json
         """Whether the body is a JSON object that names its model."""
         self.upload = upload
@@ -103,6 +114,37 @@ class Outgoing:
         """The protocol to switch to, where the client asked for it."""
         self.hint: int | None = None
         """Predicted output tokens, for upstreams that want to know."""
+
+    def means(self, wire: WireFormat, call: Call) -> None:
+        """Take note of what a wire format understood of it."""
+        self.wire = wire
+        self.call = call
+        self.repeat = wire.repeat(call)
+
+    def mark(self) -> str:
+        """Return under which name it is remembered that streams of this kind end with a mark."""
+        call = self.call
+        return "" if call is None else f"{call.route.name} {call.model}"
+
+    def errand(self) -> Hashable | None:
+        """Return what must be equal for two requests to be served or turned away alike; None where that is unknown.
+
+        Operation and model, or method and target; and the credential, as a hash.
+        """
+        call = self.call
+        credential = self.authorization or b""
+        lower = self.lines.lower()
+        for name in _CREDENTIALS:
+            if name in lower:
+                credential += b"".join([line for line in self.lines.splitlines() if line.lower().startswith(name)])
+        if call is None:
+            what = b"%b %b" % (self.method, self.target)
+            return ("relay", blake2b(what, digest_size=16, key=_short(credential)).digest())
+        payload = call.payload
+        if type(payload) is dict and any(payload.get(name) for name in _STATE):
+            return None
+        what = call.model.encode("utf-8", "surrogatepass")
+        return (call.route.name, blake2b(what, digest_size=16, key=_short(credential)).digest())
 
     def encode(self, endpoint: Endpoint) -> tuple[bytes, bytes]:
         """Return the head and the body for `endpoint`; the body is empty for an upload."""
@@ -177,5 +219,11 @@ class Outgoing:
         return lines + own, credential
 
 
+def _short(credential: bytes) -> bytes:
+    return blake2b(credential, digest_size=32).digest()
+
+
+_STATE = ("previous_response_id", "conversation")
+"""Fields that name what only the upstream that made it knows."""
 _CREDENTIALS = (b"x-api-key:", b"api-key:")
 _BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})

@@ -7,6 +7,7 @@ from typing import Any, Final
 import orjson
 
 from proxy.wire.base import Call, Head, Reply, Route, Tap, Usage, WireFormat
+from proxy.wire.faults import object_error
 from proxy.wire.jsonbody import load_object, model_name, whole
 from proxy.wire.prompt import Prompt, read_messages
 from proxy.wire.sse import SseTap, comment, event_name
@@ -15,7 +16,7 @@ from proxy.wire.tail import TailTap, count, last_object, last_scalar
 __all__ = ["Anthropic"]
 
 MESSAGES = Route("messages")
-COUNT_TOKENS = Route("messages.count_tokens", queued=False, generates=False)
+COUNT_TOKENS = Route("messages.count_tokens", queued=False, generates=False, pure=True)
 
 _ERROR_TYPES = {
     400: "invalid_request_error",
@@ -76,6 +77,14 @@ class Anthropic(WireFormat):
         text = message if param is None else f"{param}: {message}"
         return Reply(status, orjson.dumps(_error(status, text)))
 
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"type": "error", "error": {...}}`, or the same without the type."""
+        return object_error(document)
+
+    def owns(self, route: Route) -> bool:
+        """Tell that `/v1/messages` is nobody else's."""
+        return True
+
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return an `error` event."""
         return b"event: error\ndata: " + orjson.dumps(_error(502, message)) + b"\n\n"
@@ -114,10 +123,20 @@ class MessagesTap(SseTap):
             self._done = True
         elif name == b"content_block_delta":
             self.tokens_seen += 1
+        elif name == b"error" or (not name and b"error" in data):
+            self.suspect(data)
 
     def finished(self) -> bool:
         """Whether `message_stop` has passed."""
         return self._done
+
+    def marks_end(self) -> bool:
+        """Whether there is such a marker."""
+        return True
+
+    def own(self) -> bool:
+        """Whether any of a message's events has passed."""
+        return bool(self._start) or self.tokens_seen > 0
 
     def usage(self) -> Usage:
         """Return the reported counts; before the end, the number of deltas."""

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from mypy_extensions import mypyc_attr
 
 from proxy.wire.alike import alike
+from proxy.wire.faults import Fault, load_error, status_of
 from proxy.wire.naming import Named
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Call",
     "Head",
     "MergeMismatch",
+    "Repeat",
     "Reply",
     "Route",
     "Tap",
@@ -69,6 +71,17 @@ class Head:
         return None
 
 
+class Repeat:
+    """Whether a request may be sent a second time, once an upstream may have read it."""
+
+    NEVER: Final = 0
+    """It changes something there, or nobody knows."""
+    ANSWERED: Final = 1
+    """After an answer that says it failed. After a death the first try may go on, and would be paid for twice."""
+    FREELY: Final = 2
+    """Always: the answer is a function of the request, and cheap."""
+
+
 class Route(NamedTuple):
     """One operation of a protocol."""
 
@@ -84,6 +97,9 @@ class Route(NamedTuple):
     """Whether the protocol itself defines its calls as lists of independent items, so that calls with equal keys may
     merge under `dispatch: auto` at a server that speaks it. Where that needs the operator's word (a first dimension
     that is a batch, a reranker that scores documents one by one), only under `dispatch: merge`."""
+    pure: bool = False
+    """Whether the answer is a function of the request alone and nothing is kept of it, so that asking twice does no
+    harm and costs little."""
 
 
 @dataclass(slots=True, init=False)
@@ -199,6 +215,8 @@ class Tap:
 
     tokens_seen: int = 0
     """Output tokens or token-bearing events so far; for live counts while a stream runs."""
+    suspects: tuple[bytes, ...] = ()
+    """The latest events that may be errors, a handful at most."""
 
     def feed(self, data: bytes) -> None:
         """Look at the next piece of the body."""
@@ -210,6 +228,26 @@ class Tap:
     def finished(self) -> bool:
         """Whether the protocol's own terminal marker has passed, where there is one."""
         return False
+
+    def marks_end(self) -> bool:
+        """Whether the protocol has such a marker."""
+        return False
+
+    def ended(self) -> bool:
+        """Whether the answer is complete: the marker has passed, or what says the same where servers leave it out."""
+        return self.finished()
+
+    def torn(self) -> bool:
+        """Whether what has passed stops in the middle of a line."""
+        return False
+
+    def own(self) -> bool:
+        """Whether anything of the protocol has been recognised in what passed."""
+        return self.tokens_seen > 0
+
+    def suspect(self, event: bytes) -> None:
+        """Keep an event that may be an error, for whoever judges the stream."""
+        self.suspects = (*self.suspects[-3:], event)
 
     def usage(self) -> Usage:
         """Return what is known now."""
@@ -244,6 +282,25 @@ class WireFormat:
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return an error answer in the protocol's own shape. `kind` is a short machine-readable reason."""
         raise NotImplementedError
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether a JSON object with a member `error` is an error in this protocol, and no answer to `call`."""
+        return False
+
+    def fault(self, call: Call, data: bytes) -> Fault | None:
+        """Return the error that `data` is, an answer to `call` or one event's data; None when it is none."""
+        document = load_error(data)
+        if document is None or not self.error_in(call, document):
+            return None
+        return Fault(status_of(document), data)
+
+    def owns(self, route: Route) -> bool:
+        """Tell whether the paths of `route` are this protocol's alone, so that no other server means them."""
+        return False
+
+    def repeat(self, call: Call) -> int:
+        """Return how often an upstream may be asked for the same: a value of `Repeat`."""
+        return Repeat.FREELY if call.route.pure else Repeat.ANSWERED
 
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return the frame that tells a reader of a half-sent stream that it broke; b"" where there is none."""

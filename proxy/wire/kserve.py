@@ -8,8 +8,9 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.wire.base import BadRequest, Call, Head, MergeMismatch, Reply, Route, Tap, Usage, WireFormat
+from proxy.wire.base import BadRequest, Call, Head, MergeMismatch, Repeat, Reply, Route, Tap, Usage, WireFormat
 from proxy.wire.envelope import check_shared, own_id
+from proxy.wire.faults import bare_error, object_error
 from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object, whole
 from proxy.wire.prompt import BYTES_PER_TOKEN, Prompt
@@ -18,7 +19,7 @@ from proxy.wire.tensors import Tensor, TensorError, alike_tensors, holds_its_typ
 
 __all__ = ["KServe"]
 
-INFER = Route("kserve.infer", generates=False)
+INFER = Route("kserve.infer", generates=False, pure=True)
 GENERATE = Route("kserve.generate")
 
 _PATH = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/(infer|generate|generate_stream)")
@@ -77,6 +78,21 @@ class KServe(WireFormat):
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": message}`."""
         return Reply(status, orjson.dumps({"error": message if param is None else f"{param}: {message}"}))
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"error": message}`."""
+        return bare_error(document) or object_error(document)
+
+    def owns(self, route: Route) -> bool:
+        """Tell that `/v2/models/NAME/infer` and its like are nobody else's."""
+        return True
+
+    def repeat(self, call: Call) -> int:
+        """Return Repeat.NEVER for a step of a sequence, which the model remembers."""
+        parameters = call.payload.get("parameters") if type(call.payload) is dict else None
+        if type(parameters) is dict and any(name in parameters for name in _STATEFUL):
+            return Repeat.NEVER
+        return Repeat.FREELY if call.route.pure else Repeat.ANSWERED
 
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return an event with an `error` member, as Triton's generate_stream reports one."""
@@ -142,7 +158,9 @@ class GenerateStreamTap(SseTap):
 
     def event(self, data: bytes) -> None:
         """Look at one event."""
-        if data.startswith(b"data:") and not holds(data, b'"error"'):
+        if holds(data, b"error") and (data.startswith(b"event:") or holds(data, b'"error"')):
+            self.suspect(data)
+        elif data.startswith(b"data:"):
             self.tokens_seen += 1
 
     def usage(self) -> Usage:

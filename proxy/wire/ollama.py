@@ -9,6 +9,7 @@ import orjson
 
 from proxy.wire.base import Call, Head, MergeMismatch, Reply, Route, Tap, Usage, WireFormat
 from proxy.wire.envelope import check_shared
+from proxy.wire.faults import bare_error, object_error
 from proxy.wire.items import merged_body, pass_on, read_items, weights
 from proxy.wire.jsonbody import canonical, load_object, model_name, whole
 from proxy.wire.lines import LineTap
@@ -22,8 +23,8 @@ __all__ = ["Ollama"]
 
 GENERATE = Route("ollama.generate")
 CHAT = Route("ollama.chat")
-EMBED = Route("ollama.embed", generates=False, auto_merge=True)
-EMBEDDINGS = Route("ollama.embeddings", generates=False)
+EMBED = Route("ollama.embed", generates=False, auto_merge=True, pure=True)
+EMBEDDINGS = Route("ollama.embeddings", generates=False, pure=True)
 MODELS = Route("models", inspect=False, queued=False, generates=False)
 
 _POST = {"/api/generate": GENERATE, "/api/chat": CHAT, "/api/embed": EMBED, "/api/embeddings": EMBEDDINGS}
@@ -77,6 +78,14 @@ class Ollama(WireFormat):
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": message}`."""
         return Reply(status, orjson.dumps({"error": message if param is None else f"{param}: {message}"}))
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"error": message}`."""
+        return bare_error(document) or object_error(document)
+
+    def owns(self, route: Route) -> bool:
+        """Tell that what is under `/api/` and goes by these names is nobody else's."""
+        return True
 
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return a line with an `error` member, which is how Ollama reports one inside a stream."""
@@ -139,10 +148,16 @@ class OllamaTap(LineTap):
             self._last = data
         elif holds(data, b'"done":false') or holds(data, b'"done": false'):
             self.tokens_seen += 1
+        elif holds(data, b'"error"'):
+            self.suspect(data)
 
     def finished(self) -> bool:
         """Whether the line that says `done` has passed."""
         return bool(self._final())
+
+    def marks_end(self) -> bool:
+        """Whether there is such a line."""
+        return True
 
     def usage(self) -> Usage:
         """Return the reported counts, else the number of partial answers."""

@@ -8,9 +8,10 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
+from proxy.wire.base import Call, Head, Repeat, Reply, Route, Tap, WireFormat
 from proxy.wire.embeddings import is_embeddings, split_embeddings
 from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
+from proxy.wire.faults import Fault, bare_error, load_error, object_error, status_of
 from proxy.wire.items import by_index, merged_body, pass_on, read_items
 from proxy.wire.jsonbody import canonical, load_object, model_name, positive, whole
 from proxy.wire.openai_stream import ChatTap, CompletionTap, ResponsesTap
@@ -24,9 +25,9 @@ __all__ = ["OpenAI"]
 
 CHAT = Route("chat.completions")
 COMPLETIONS = Route("completions")
-EMBEDDINGS = Route("embeddings", generates=False, auto_merge=True)
+EMBEDDINGS = Route("embeddings", generates=False, auto_merge=True, pure=True)
 RESPONSES = Route("responses")
-SCORES = Route("scores", generates=False)
+SCORES = Route("scores", generates=False, pure=True)
 MODELS = Route("models", inspect=False, queued=False, generates=False)
 
 _POST = {
@@ -113,6 +114,39 @@ class OpenAI(WireFormat):
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": {message, type, param, code}}`."""
         return Reply(status, orjson.dumps(_error(status, kind, message, param)))
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"error": {...}}`; a bare text is one where no other server means the path."""
+        return object_error(document) or (call.route is not SCORES and bare_error(document))
+
+    def fault(self, call: Call, data: bytes) -> Fault | None:
+        """Return the error that `data` is. A response object that says it failed stays what it is: it has an id."""
+        document = load_error(data)
+        if document is None:
+            return None
+        if call.route is RESPONSES:
+            response = document.get("response", document)
+            if type(response) is dict and response.get("object") == "response":
+                failed = response.get("status") == "failed" and type(response.get("error")) is dict
+                return Fault(status_of(response), data, kept=True) if failed else None
+            if document.get("type") == "error" and "message" in document:
+                return Fault(status_of(document), data)
+        return Fault(status_of(document), data) if self.error_in(call, document) else None
+
+    def owns(self, route: Route) -> bool:
+        """Tell that all but the scores, whose names are common ones, are nobody else's."""
+        return route is not SCORES
+
+    def repeat(self, call: Call) -> int:
+        """Return Repeat.NEVER for what is stored, which responses are unless they say `store: false`."""
+        route = call.route
+        if route.pure:
+            return Repeat.FREELY
+        payload = call.payload
+        if type(payload) is not dict or (route is RESPONSES and payload.get("store") is not False):
+            return Repeat.NEVER
+        stored = route is not COMPLETIONS and (payload.get("store") is True or bool(payload.get("background")))
+        return Repeat.NEVER if stored else Repeat.ANSWERED
 
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return an error event, as OpenAI's own clients understand it inside a stream. No `[DONE]` follows it."""

@@ -15,6 +15,7 @@ __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
 
 
 _TERMINAL = (b"response.completed", b"response.incomplete", b"response.failed", b"error")
+_FAILED = (b"response.failed", b"error")
 _TYPE = re.compile(rb'"type"\s*:\s*"([a-z_.]+)"')
 _USAGE: Final = b'"usage"'
 _REASON: Final = b'"finish_reason"'
@@ -31,7 +32,7 @@ class CompletionTap(SseTap):
     finish reason are only remembered; they are parsed when somebody asks.
     """
 
-    __slots__ = ("_done", "_reason", "_usage")
+    __slots__ = ("_done", "_own", "_reason", "_usage")
 
     text_member = b'"text":"'
     """What comes before the text of a token, compactly written; other spellings are parsed in full."""
@@ -41,6 +42,7 @@ class CompletionTap(SseTap):
         self._usage: bytes | None = None
         self._reason: bytes | None = None
         self._done = False
+        self._own = False
 
     def block(self, events: bytes) -> None:
         """Look at several chunks; nearly all bring a token and nothing else, which one search and their ends tell."""
@@ -73,7 +75,10 @@ class CompletionTap(SseTap):
         elif payload:
             if _brings_output(payload):
                 self.tokens_seen += 1
+            self._own = self._own or holds(payload, b'"choices"')
             self._remember(payload)
+            if holds(data, b"error"):
+                self.suspect(data)
 
     def _remember(self, data: bytes) -> None:
         if holds(data, _USAGE) and not _is_null(data, _USAGE):
@@ -84,6 +89,18 @@ class CompletionTap(SseTap):
     def finished(self) -> bool:
         """Whether `[DONE]` has passed."""
         return self._done
+
+    def marks_end(self) -> bool:
+        """Whether there is such a marker."""
+        return True
+
+    def ended(self) -> bool:
+        """Whether `[DONE]` has passed, or a choice has said why it ended; some servers leave it at that."""
+        return self._done or (self._reason is not None and self.at_boundary())
+
+    def own(self) -> bool:
+        """Whether any chunk with choices has passed."""
+        return self._own or self.tokens_seen > 0 or holds(bytes(self._partial), b'"choices"')
 
     def usage(self) -> Usage:
         """Return the reported usage, else the number of token-bearing events."""
@@ -106,11 +123,12 @@ class ChatTap(CompletionTap):
 class ResponsesTap(SseTap):
     """Reads the typed events of a response; the terminal one repeats the whole response with its usage."""
 
-    __slots__ = ("_terminal",)
+    __slots__ = ("_own", "_terminal")
 
     def __init__(self) -> None:
         super().__init__()
         self._terminal: bytes | None = None
+        self._own = False
 
     def event(self, data: bytes) -> None:
         """Look at one typed event."""
@@ -119,10 +137,24 @@ class ResponsesTap(SseTap):
             self.tokens_seen += 1
         elif name in _TERMINAL or _ends_a_response(data):
             self._terminal = data
+            if name in _FAILED:
+                self.suspect(data)
+        else:
+            self._own = self._own or name.startswith(b"response.")
+            if holds(data, b'{"error"'):
+                self.suspect(data)
 
     def finished(self) -> bool:
         """Whether the response was reported completed, incomplete, failed or in error."""
         return self._terminal is not None
+
+    def marks_end(self) -> bool:
+        """Whether there are such events."""
+        return True
+
+    def own(self) -> bool:
+        """Whether any of a response's events has passed."""
+        return self._own or self.tokens_seen > 0
 
     def usage(self) -> Usage:
         """Return the usage of the terminal event, else the number of deltas."""

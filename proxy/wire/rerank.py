@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import orjson
 
 from proxy.wire.base import Call, Head, Reply, Route, Tap, WireFormat
+from proxy.wire.faults import object_error, typed_error
 from proxy.wire.items import merged_body, pass_on
 from proxy.wire.jsonbody import load_object, model_name
 from proxy.wire.ranking import read_ranking, split_ranking
@@ -14,7 +16,7 @@ from proxy.wire.tail import TailTap
 
 __all__ = ["Rerank"]
 
-RERANK = Route("rerank", generates=False)
+RERANK = Route("rerank", generates=False, pure=True)
 
 
 class Rerank(WireFormat):
@@ -46,6 +48,10 @@ class Rerank(WireFormat):
         """Return the message where Cohere's clients (`message`) and Jina's (`detail`) look for it."""
         text = message if param is None else f"{param}: {message}"
         return Reply(status, orjson.dumps({"message": text, "detail": text, "code": kind}))
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is vLLM's `{"error": {...}}` or TEI's `{"error": message, "error_type": ...}`."""
+        return object_error(document) or typed_error(document)
 
     def tap(self, call: Call, content_type: str) -> Tap:
         """Return a reader of the answer's usage."""

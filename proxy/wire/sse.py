@@ -62,6 +62,10 @@ class SseTap(Tap):
         """Whether what has passed so far ends between two events."""
         return not self._size and not self._cr
 
+    def torn(self) -> bool:
+        """Whether what has passed stops in the middle of a line."""
+        return self._size > 0 and self._partial[-1] != _LF
+
     def _complete(self, data: bytes) -> None:
         if data.startswith(b"\n"):
             data = data.lstrip(b"\n")

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 
 from proxy.wire.base import Call, Head, MergeMismatch, Reply, Route, WireFormat
+from proxy.wire.faults import object_error, typed_error
 from proxy.wire.items import merged_body, pass_on, read_items
 from proxy.wire.jsonbody import canonical, load_object
 from proxy.wire.prompt import estimate
@@ -17,9 +18,9 @@ from proxy.wire.vectors import load_rows
 
 __all__ = ["TEI"]
 
-EMBED = Route("tei.embed", generates=False, auto_merge=True)
-RERANK = Route("tei.rerank", generates=False, auto_merge=True)
-PREDICT = Route("tei.predict", generates=False, auto_merge=True)
+EMBED = Route("tei.embed", generates=False, auto_merge=True, pure=True)
+RERANK = Route("tei.rerank", generates=False, auto_merge=True, pure=True)
+PREDICT = Route("tei.predict", generates=False, auto_merge=True, pure=True)
 
 _FIELDS = frozenset({b"x-compute-type", b"x-inference-time"})
 _POST = {"/embed": EMBED, "/embed_all": EMBED, "/embed_sparse": EMBED, "/rerank": RERANK, "/predict": PREDICT}
@@ -80,6 +81,10 @@ class TEI(WireFormat):
             return len(load_rows(body, alike=call.extra["flat"])[1]) == call.items
         except MergeMismatch:
             return False
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"error": message, "error_type": ...}`; others serve these paths, too."""
+        return typed_error(document) or object_error(document)
 
     def merge(self, calls: Sequence[Call]) -> bytes:
         """Return one body that lists everybody's inputs."""

@@ -10,6 +10,7 @@ import orjson
 
 from proxy.wire.base import Call, Head, MergeMismatch, Reply, Route, WireFormat
 from proxy.wire.envelope import check_shared
+from proxy.wire.faults import bare_error, object_error
 from proxy.wire.items import pass_on
 from proxy.wire.jsonbody import canonical, load_object
 from proxy.wire.prompt import BYTES_PER_TOKEN
@@ -17,9 +18,9 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["TFServing"]
 
-PREDICT = Route("tfserving.predict", generates=False)
-COLUMNS = Route("tfserving.predict_columns", generates=False)
-OTHER = Route("tfserving.other", generates=False)
+PREDICT = Route("tfserving.predict", generates=False, pure=True)
+COLUMNS = Route("tfserving.predict_columns", generates=False, pure=True)
+OTHER = Route("tfserving.other", generates=False, pure=True)
 
 _DEPTH: Final = 8
 _NUMBERS = frozenset({int, float})
@@ -65,6 +66,14 @@ class TFServing(WireFormat):
     def error(self, status: int, kind: str, message: str, *, param: str | None = None) -> Reply:
         """Return `{"error": message}`."""
         return Reply(status, orjson.dumps({"error": message if param is None else f"{param}: {message}"}))
+
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"error": message}`."""
+        return bare_error(document) or object_error(document)
+
+    def owns(self, route: Route) -> bool:
+        """Tell that `/v1/models/NAME:predict` and its like are nobody else's."""
+        return True
 
     def merge(self, calls: Sequence[Call]) -> bytes:
         """Return one body with everybody's rows."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import orjson
 
 from proxy.wire.base import Call, Head, Reply, Route, Tap, Usage, WireFormat
+from proxy.wire.faults import object_error, typed_error
 from proxy.wire.jsonbody import load_object, whole
 from proxy.wire.prompt import Prompt
 from proxy.wire.sse import SseTap, comment, event_data, holds
@@ -68,6 +71,13 @@ class TGI(WireFormat):
         """Return `{"error": message, "error_type": ...}`."""
         return Reply(status, huggingface_error(status, message, param))
 
+    def error_in(self, call: Call, document: dict[str, Any]) -> bool:
+        """Tell whether it is `{"error": message, "error_type": ...}`, or SGLang's `{"error": {...}}`.
+
+        Others serve these paths, too, so a lone `error` proves nothing.
+        """
+        return typed_error(document) or object_error(document)
+
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return the event TGI itself sends when a generation breaks."""
         return b"data:" + orjson.dumps({"error": message, "error_type": "incomplete_generation"}) + b"\n\n"
@@ -101,10 +111,16 @@ class GenerateTap(SseTap):
             self._last = payload
             if holds(payload, b'"generated_text":"'):
                 self._done = True
+        elif holds(data, b"error"):
+            self.suspect(data)
 
     def finished(self) -> bool:
         """Whether the generation has come to its end."""
         return self._done
+
+    def marks_end(self) -> bool:
+        """Whether the last token tells that it is the last."""
+        return True
 
     def usage(self) -> Usage:
         """Return the reported counts, else the number of tokens that passed."""

@@ -67,7 +67,7 @@ async def test_each_request_has_a_line_and_no_line_a_secret(written: io.StringIO
 
 async def test_broken_answers_say_who_broke_them(written: io.StringIO) -> None:
     async with MockUpstream() as up, Stack(up.url, log=LOG, retries={"max": 0}) as stack:
-        for mock in ({"reset_before_head": True}, {"status": 404}, {"cut_at": 150, "framing": "chunked"}):
+        for mock in ({"reset_before_head": True}, {"status": 404}, {"cut_at": 400, "framing": "chunked"}):
             async with RawClient(stack.port) as client:
                 await client.ask("POST", PATH, body={**CHAT, "stream": "cut_at" in mock}, mock=mock)
         await stack.settled()

@@ -19,9 +19,12 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 ONE_SLOT = {"max_batch_size": {"initial": 1, "max": 1}, "window_ms": 0}
 
 
+RETRIES = {"max": 0, "on": ["connect", "overload", "refusal", "failure", "broken"]}
+
+
 def pools(first: MockUpstream, second: MockUpstream, **more: Any) -> list[dict[str, Any]]:
     return [
-        {"name": "own", "upstreams": [first.url], "fallback": "hosted", "retries": {"max": 0}, **more},
+        {"name": "own", "upstreams": [first.url], "fallback": "hosted", "retries": RETRIES, **more},
         {"name": "hosted", "upstreams": [{"url": second.url, "model": "big"}], "match": {"paths": []}},
     ]
 
@@ -131,12 +134,23 @@ async def test_never_what_is_an_answer_a_timeout_or_unsafe_to_repeat(
 
 
 async def test_never_after_the_first_byte() -> None:
-    async with MockUpstream(Behaviour(cut_at=60)) as bad, MockUpstream() as good:
+    async with MockUpstream(Behaviour(cut_at=400)) as bad, MockUpstream() as good:
         async with Stack(pools=pools(bad, good)) as stack, RawClient(stack.port) as client:
             answer = await client.ask("POST", PATH, body={**CHAT, "stream": True})
             assert answer.status == 200
             assert not answer.complete
             assert good.seen == []
+            await stack.settled()
+
+
+async def test_a_chat_that_was_read_is_not_handed_on_unless_that_is_asked_for() -> None:
+    async with MockUpstream(Behaviour(reset_before_head=True)) as bad, MockUpstream() as good:
+        config = pools(bad, good, retries={"max": 0})
+        async with Stack(pools=config) as stack, RawClient(stack.port) as client:
+            assert (await client.ask("POST", PATH, body=CHAT)).status == 502
+            assert good.seen == []
+            answer = await client.ask("POST", "/v1/embeddings", body={"model": "m", "input": "x"})
+            assert (answer.status, len(good.seen)) == (200, 1), "asking twice for a vector is as good as once"
             await stack.settled()
 
 

@@ -33,7 +33,8 @@ async def test_a_session_stays_and_moves_only_while_its_upstream_is_away() -> No
     routing = {"strategy": "sticky", "header": "x-session-id", "slow_start_ms": 0}
     async with MockUpstream() as one, MockUpstream() as two, MockUpstream() as three:
         ups = [one, two, three]
-        async with Stack(*[up.url for up in ups], routing=routing, health=HEALTH) as stack:
+        config: dict[str, Any] = {"routing": routing, "health": HEALTH, "retries": {"on": ["connect", "broken"]}}
+        async with Stack(*[up.url for up in ups], **config) as stack:
             async with RawClient(stack.port) as client:
 
                 async def homes() -> dict[str, int]:

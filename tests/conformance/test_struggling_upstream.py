@@ -48,7 +48,7 @@ async def test_an_upstream_that_breaks_off_is_ejected_and_tried_with_one_request
     async with MockUpstream(Behaviour(reset_before_head=True)) as bad, MockUpstream() as fine:
         config = {
             "health": {"eject_after": 3, "eject_ms": 60_000},
-            "retries": {"budget_min_per_s": 100.0},
+            "retries": {"budget_min_per_s": 100.0, "on": ["connect", "broken"]},
             "routing": "round-robin",
         }
         async with Stack(bad.url, fine.url, **config) as stack, RawClient(stack.port) as client:
@@ -64,7 +64,7 @@ async def test_a_trial_that_goes_well_ends_the_ejection() -> None:
     async with MockUpstream(Behaviour(reset_before_head=True)) as bad, MockUpstream() as fine:
         config = {
             "health": {"eject_after": 3, "eject_ms": 100},
-            "retries": {"budget_min_per_s": 100.0},
+            "retries": {"budget_min_per_s": 100.0, "on": ["connect", "broken"]},
             "routing": "round-robin",
         }
         async with Stack(bad.url, fine.url, **config) as stack, RawClient(stack.port) as client:

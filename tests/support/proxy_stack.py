@@ -34,6 +34,7 @@ class Counts:
         self.batches: list[tuple[int, str]] = []
         self.windows: list[float] = []
         self.retries = 0
+        self.vain: list[tuple[str, int]] = []
         self.fallbacks: list[tuple[str, str, str]] = []
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
@@ -50,6 +51,9 @@ class Counts:
 
     def retried(self, pool: str) -> None:
         self.retries += 1
+
+    def asked_in_vain(self, pool: str, upstream: str, status: int) -> None:
+        self.vain.append((upstream, status))
 
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         self.fallbacks.append((pool, to, cause))
