@@ -214,8 +214,10 @@ def compare(fates: list[Fate], found: dict[str, float]) -> list[str]:
         expect("trimtab_inter_token_latency_seconds_count", streams, pool=pool)
         expect("trimtab_slo_requests_total", ended["ok"] + ended["timeout"], pool=pool, slo="e2e")
         expect("trimtab_slo_violations_total", ended["timeout"], pool=pool, slo="e2e")
-        for outcome in ("ok", "failed", "timeout"):
-            expect("trimtab_upstream_requests_total", ended[outcome], pool=pool, outcome=outcome)
+        unknown = sum(_outcome(fate) == "failed" and fate.status == 404 for fate in mine)
+        at_upstreams = {**ended, "failed": ended["failed"] - unknown, "wrong_model": unknown}
+        for outcome in ("ok", "failed", "timeout", "wrong_model"):
+            expect("trimtab_upstream_requests_total", at_upstreams.get(outcome, 0), pool=pool, outcome=outcome)
         expect("trimtab_batch_size_sum", 2 * went if pool == "vectors" else went, pool=pool)
         expect("trimtab_batches_closed_total", total(found, "trimtab_batch_size_count", pool=pool), pool=pool)
         expect("trimtab_retries_total", 0, pool=pool)

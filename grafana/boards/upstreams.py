@@ -61,7 +61,7 @@ def build() -> d.Dashboard:
             "Failures",
             "Requests that failed or timed out there, per second.",
             "reqps",
-            Q(rate("trimtab_upstream_requests_total", up, 'pool=~"$pool", outcome!="ok"'), "{{upstream}}"),
+            Q(rate("trimtab_upstream_requests_total", up, 'pool=~"$pool", outcome!~"ok|rejected"'), "{{upstream}}"),
             at_least=1.0,
         )
     )
