@@ -27,6 +27,7 @@ PARTS: dict[str, str] = {
     "crossing": "junk behind answers on kept connections",
     "joining": "odd inputs in merged calls, and servers that read and answer them loosely",
     "restarts": "servers that die and come back, and whom it costs an answer",
+    "sick": "a server that fails fast beside one that is well",
     "state": "a state file that is damaged, in the way, or another's",
 }
 """The parts and what each examines, in the order they run."""
