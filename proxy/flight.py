@@ -213,6 +213,7 @@ class Flight(Naming):
         except BadRequest as error:
             call = self._unread(candidate, body, error)
         else:
+            call.certain = candidate.certain
             if outline is not None:
                 outline.complete(call, body)
                 if candidate.by_model:

@@ -81,10 +81,6 @@ class Anthropic(WireFormat):
         """Tell whether it is `{"type": "error", "error": {...}}`, or the same without the type."""
         return object_error(document)
 
-    def owns(self, route: Route) -> bool:
-        """Tell that `/v1/messages` is nobody else's."""
-        return True
-
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return an `error` event."""
         return b"event: error\ndata: " + orjson.dumps(_error(502, message)) + b"\n\n"

@@ -123,6 +123,8 @@ class Call:
     """The wire format's own parsed form."""
     named: Named | None
     """Where the body names its model, where somebody has looked."""
+    certain: bool
+    """Whether its path is the protocol's beyond doubt, so that no other server can mean something else by it."""
     text: str
     """Prompt text for the length predictor (bounded); empty when there is none."""
     extra: dict[str, Any]
@@ -153,6 +155,7 @@ class Call:
         self.payload = payload
         self.text = text
         self.named: Named | None = None
+        self.certain = False
         self.extra = {} if extra is None else extra
 
     def forget(self) -> None:
@@ -294,9 +297,9 @@ class WireFormat:
             return None
         return Fault(status_of(document), data)
 
-    def owns(self, route: Route) -> bool:
-        """Tell whether the paths of `route` are this protocol's alone, so that no other server means them."""
-        return False
+    def owns(self, call: Call) -> bool:
+        """Tell whether no other protocol's server can be meant by `call`."""
+        return call.certain
 
     def repeat(self, call: Call) -> int:
         """Return how often an upstream may be asked for the same: a value of `Repeat`."""

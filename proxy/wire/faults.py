@@ -130,6 +130,8 @@ def unsound(body: bytes) -> bool:
     text = body if body[-1:] in _ENDS else body.strip()
     if not text:
         return True
+    if text[1:2] == b"\x00":
+        return False  # UTF-16
     first, last = text[0], text[-1]
     return (first == _BRACE and last != _BRACE_END) or (first == _BRACKET and last != _BRACKET_END)
 

@@ -31,7 +31,7 @@ def judge_whole(wire: WireFormat, call: Call, content_type: str, body: bytes) ->
     kind = content_type[:32].lower()
     if kind.startswith("application/json"):
         return NOTHING if unsound(body) else None
-    return NOTHING if kind.startswith("text/html") and wire.owns(call.route) else None
+    return NOTHING if kind.startswith("text/html") and wire.owns(call) else None
 
 
 def judge_start(wire: WireFormat, call: Call, content_type: str, data: bytes) -> Fault | None:

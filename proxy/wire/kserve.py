@@ -83,7 +83,7 @@ class KServe(WireFormat):
         """Tell whether it is `{"error": message}`."""
         return bare_error(document) or object_error(document)
 
-    def owns(self, route: Route) -> bool:
+    def owns(self, call: Call) -> bool:
         """Tell that `/v2/models/NAME/infer` and its like are nobody else's."""
         return True
 

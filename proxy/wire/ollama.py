@@ -81,11 +81,7 @@ class Ollama(WireFormat):
 
     def error_in(self, call: Call, document: dict[str, Any]) -> bool:
         """Tell whether it is `{"error": message}`."""
-        return bare_error(document) or object_error(document)
-
-    def owns(self, route: Route) -> bool:
-        """Tell that what is under `/api/` and goes by these names is nobody else's."""
-        return True
+        return object_error(document) or (call.certain and bare_error(document))
 
     def stream_error(self, kind: str, message: str) -> bytes:
         """Return a line with an `error` member, which is how Ollama reports one inside a stream."""

@@ -117,7 +117,7 @@ class OpenAI(WireFormat):
 
     def error_in(self, call: Call, document: dict[str, Any]) -> bool:
         """Tell whether it is `{"error": {...}}`; a bare text is one where no other server means the path."""
-        return object_error(document) or (call.route is not SCORES and bare_error(document))
+        return object_error(document) or (call.certain and bare_error(document))
 
     def fault(self, call: Call, data: bytes) -> Fault | None:
         """Return the error that `data` is. A response object that says it failed stays what it is: it has an id."""
@@ -132,10 +132,6 @@ class OpenAI(WireFormat):
             if document.get("type") == "error" and "message" in document:
                 return Fault(status_of(document), data)
         return Fault(status_of(document), data) if self.error_in(call, document) else None
-
-    def owns(self, route: Route) -> bool:
-        """Tell that all but the scores, whose names are common ones, are nobody else's."""
-        return route is not SCORES
 
     def repeat(self, call: Call) -> int:
         """Return Repeat.NEVER for what is stored, which responses are unless they say `store: false`."""

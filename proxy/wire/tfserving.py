@@ -71,7 +71,7 @@ class TFServing(WireFormat):
         """Tell whether it is `{"error": message}`."""
         return bare_error(document) or object_error(document)
 
-    def owns(self, route: Route) -> bool:
+    def owns(self, call: Call) -> bool:
         """Tell that `/v1/models/NAME:predict` and its like are nobody else's."""
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,14 +11,16 @@ import pytest
 from proxy.wire.base import Call, Head, WireFormat
 from proxy.wire.faults import status_of, unsound
 from proxy.wire.judging import first_event, judge_start, judge_tap, judge_whole, misses_end
-from proxy.wire.registry import detect
+from proxy.wire.registry import certain, detect
 from tests.support.sick import FORMATS, JSON, LINES, SSE, Ask
 
 
 def understood(ask: Ask) -> tuple[WireFormat, Call]:
     wire, route = detect("POST", ask.path)
     body = json.dumps(ask.body).encode()
-    return wire, wire.parse(route, Head("POST", ask.path, ask.path, [(b"Content-Type", b"application/json")]), body)
+    call = wire.parse(route, Head("POST", ask.path, ask.path, [(b"Content-Type", b"application/json")]), body)
+    call.certain = certain(wire, ask.path, "auto")
+    return wire, call
 
 
 STREAMS = [ask for ask in FORMATS.values() if ask.streamed]
@@ -113,6 +116,14 @@ def test_a_page_for_people_is_no_answer_of_a_protocol_but_may_be_of_others() -> 
         assert judge_whole(wire, call, "text/plain", page) is None
 
 
+@pytest.mark.parametrize("path", ["/embeddings", "/completions", "/score", "/classify"])
+def test_at_a_path_that_is_anybodys_only_the_protocols_very_own_shape_is_an_error(path: str) -> None:
+    wire, call = understood(replace(FORMATS["openai embeddings"], path=path))
+    assert judge_whole(wire, call, JSON, b'{"error": "no face found"}') is None
+    assert judge_whole(wire, call, "text/html", b"<p>hi</p>") is None
+    assert judge_whole(wire, call, JSON, FORMATS["openai chat"].error) is not None
+
+
 def test_a_response_that_failed_is_a_failure_and_stays_what_it_is() -> None:
     wire, call = understood(FORMATS["openai responses stream"])
     failed = {"id": "r", "object": "response", "status": "failed", "error": {"code": "rate_limit_exceeded"}}
@@ -145,7 +156,7 @@ def test_an_error_amounts_to_the_status_it_names(document: dict[str, Any], statu
 @pytest.mark.parametrize(
     ("body", "bad"),
     [(b'{"a":1}\n', False), (b'"text"', False), (b"[1]", False), (b"17", False), (b"null", False), (b'{"a":', True),
-     (b"[1,", True), (b"\n", True)],
+     (b"[1,", True), (b"\n", True), ("{}".encode("utf-16-le"), False)],
 )  # fmt: skip
 def test_only_what_certainly_is_no_json_is_unsound(body: bytes, bad: bool) -> None:
     assert unsound(body) is bad
