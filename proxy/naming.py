@@ -196,7 +196,6 @@ class Naming(Asking):
             if not model and self.incoming.method in ("GET", "HEAD", "OPTIONS"):
                 # Pages and listings: no model is asked for.
                 return candidates[0]
-            self.pool = candidates[0].pool
             raise Refused(
                 NoRoute(model, "" if not model else path, table.known_models(candidates), unnamed=not model)
             )

@@ -26,7 +26,7 @@ __all__ = [
 
 SHED_REASONS = (
     "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
-    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream", "out_of_connections",
+    "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream", "out_of_connections", "memory_full",
 )  # fmt: skip
 """The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)

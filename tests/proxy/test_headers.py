@@ -71,7 +71,7 @@ def test_response_facts_are_read() -> None:
     assert fields.is_event_stream
     assert fields.has_request_id
     assert not fields.chunked
-    assert ResponseFields([(b"Transfer-Encoding", b"gzip, Chunked ")]).chunked
+    assert ResponseFields([(b"Transfer-Encoding", b" Chunked ")]).chunked
     assert ResponseFields([(b"Content-Encoding", b"gzip")]).encoded
 
 
