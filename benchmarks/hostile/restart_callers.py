@@ -36,12 +36,12 @@ class Caller:
         """Ask until cancelled."""
         try:
             while True:
-                sent, well = time.monotonic(), False
+                sent = time.monotonic()
                 try:
                     async with asyncio.timeout(_PATIENCE_S):
                         well = await self._ask()
-                except (OSError, asyncio.IncompleteReadError, ValueError):
-                    pass  # TimeoutError is an OSError
+                except (OSError, asyncio.IncompleteReadError, ValueError):  # TimeoutError is an OSError
+                    well = False
                 if not well:
                     self._close()
                 self.asked.append(Asked(sent, time.monotonic(), well))
