@@ -197,7 +197,8 @@ async def test_a_client_with_a_wrong_key_moves_nobodys_traffic_but_its_own() -> 
             for index in range(40):
                 strict.default = Behaviour(status=401)
                 headers = {**wrong, "X-Api-Key": str(index)} if index % 2 else wrong
-                assert (await client.ask("POST", PATH, headers, body=CHAT)).status == 200
+                got = await client.ask("POST", PATH, headers, body=CHAT)
+                assert got.status == 200 or (index > 4 and got.status == 401), "second opinions are so many a second"
                 strict.default = Behaviour()
                 assert (await client.ask("POST", PATH, right, body=CHAT)).status == 200
             honest = [
