@@ -101,7 +101,7 @@ class Asking(Answering):
                 tokens += usual_work(call)
         visit = self.visit
         if visit is not None:
-            visit.admit(tokens, monotonic())
+            visit.admit(tokens, monotonic(), output=tokens - prompt_tokens)
         weight = 1.0 if visit is None else visit.caller.weight
         fields = self.incoming.fields
         give_up = arrival + pool.terms.max_wait_s

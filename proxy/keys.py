@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from controller.observation import Result
 from proxy.config.access import KeyConfig, KeyLimitsConfig
 from proxy.config.pool import ClassConfig
 from proxy.control import WHOLE, Share
@@ -17,6 +18,7 @@ from proxy.headers import RequestFields
 from proxy.incoming import Incoming
 from proxy.limits import Allowance, Bucket
 from proxy.outcome import CallerLimited, Refused, Unauthorized
+from proxy.paces import Paces
 from proxy.ticket import Ticket
 
 if TYPE_CHECKING:
@@ -110,14 +112,21 @@ def _highest(names: Sequence[str], classes: dict[str, ClassConfig]) -> str | Non
     return min(names, key=lambda name: (classes[name].slack_ms, not classes[name].express), default=None)
 
 
+_WORKED_ON = frozenset({Result.OK, Result.CANCELLED, Result.TIMEOUT})
+"""Ends after which an upstream may have brought forth what nobody counted."""
+
+
 class Visit:
     """One request of a caller. Charged by `admit`; `leave` gives back what was not used."""
 
-    __slots__ = ("_charged", "caller")
+    __slots__ = ("_charged", "_output", "_paces", "caller")
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, paces: Paces) -> None:
         self.caller = caller
+        self._paces = paces
         self._charged: float | None = None
+        self._output = 0.0
+        """The part of it that the answer is expected to be."""
 
     def classify(self, ticket: Ticket, fields: RequestFields, pool: Pool) -> str:
         """Fill in the tenant and return the class."""
@@ -125,27 +134,46 @@ class Visit:
         ticket.tenant = fields.tenant or caller.tenant if caller.trusted else caller.tenant
         return caller.class_in(pool, fields.klass)
 
-    def admit(self, tokens: float, now: float) -> None:
-        """Charge a request of `tokens` predicted tokens, once. Raises Refused when a limit is used up."""
+    def admit(self, tokens: float, now: float, *, output: float = 0.0) -> None:
+        """Charge a request of `tokens` predicted tokens, `output` of them its answer's, once.
+
+        Raises Refused when a limit is used up.
+        """
         if self._charged is not None:
             return
         refusal = self.caller.allowance.admit(tokens, now)
         if refusal is not None:
             raise Refused(CallerLimited(refusal.limit, refusal.after_s, refusal.reason))
-        self._charged = tokens
+        self._charged, self._output = tokens, output
 
     def leave(self, ticket: Ticket, now: float) -> None:
-        """Correct the charge: by what was really used, or all of it when no upstream was ever asked."""
+        """Correct the charge: by what was really used, or all of it when no upstream was ever asked.
+
+        Where no count came, as when the caller left before the answer, the prediction stays charged for the share
+        that the upstream has had the time for.
+        """
         charged, self._charged = self._charged, None
         if charged is not None:
-            used = ticket.prompt_tokens + ticket.output_tokens if ticket.dispatched is not None else 0.0
+            used = ticket.prompt_tokens + self._used(ticket, now) if ticket.dispatched is not None else 0.0
             self.caller.allowance.settle(charged, used, now)
+
+    def _used(self, ticket: Ticket, now: float) -> float:
+        """Return the output tokens of a request that was sent to an upstream."""
+        assert ticket.dispatched is not None
+        tokens, spent_s = ticket.output_tokens, now - ticket.dispatched
+        if tokens:
+            if ticket.result is Result.OK:
+                self._paces.learn(ticket.upstream, spent_s, tokens)
+            return tokens
+        if ticket.counted or not self._output or ticket.result not in _WORKED_ON:
+            return 0.0
+        return self._paces.tokens_in(ticket.upstream, spent_s, self._output)
 
 
 class Keyring:
     """Every key there is. Immutable but for the limits' levels, which a successor takes over."""
 
-    __slots__ = ("_callers", "_forward")
+    __slots__ = ("_callers", "_forward", "_paces")
 
     def __init__(
         self,
@@ -157,6 +185,7 @@ class Keyring:
         share: Share = WHOLE,
     ) -> None:
         self._forward = forward
+        self._paces: Paces = Paces() if before is None else before._paces
         kept = {} if before is None else before._callers
         self._callers: dict[bytes, Caller] = {}
         for key in keys:
@@ -178,7 +207,7 @@ class Keyring:
             fields.keyring = self
         if fields.caller is None:
             raise Refused(Unauthorized())
-        return Visit(fields.caller)
+        return Visit(fields.caller, self._paces)
 
     def _identify(self, fields: RequestFields) -> Caller | None:
         """Return whose key a request shows.

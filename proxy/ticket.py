@@ -33,6 +33,7 @@ class Ticket:
         "batch",
         "call",
         "code",
+        "counted",
         "dispatched",
         "final",
         "finish_reason",
@@ -89,6 +90,8 @@ class Ticket:
         self.finish_reason: str | None = None
         self.prompt_tokens = 0
         self.output_tokens = 0
+        self.counted = False
+        """Whether the upstream said how many those were."""
         self.streamed = False
         self.upstream = ""
         self.result = Result.CANCELLED
@@ -132,6 +135,7 @@ class Ticket:
             self.finish_reason = usage.finish_reason
             if usage.prompt_tokens is not None:
                 self.prompt_tokens = usage.prompt_tokens
+            self.counted = usage.output_tokens is not None
             self.output_tokens = tap.tokens_seen if usage.output_tokens is None else usage.output_tokens
         return Observation(
             pool,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from contextlib import AsyncExitStack
 from typing import Any
@@ -311,3 +312,51 @@ async def test_answers_tell_as_what_and_as_whom_a_request_was_served() -> None:
                 assert (fields["x-trimtab-class"], fields["x-trimtab-tenant"]) == given
         refused = await rig.chat({"X-Trimtab-Class": "batch"})
         assert "x-trimtab-class" not in {name.lower() for name, _ in refused.headers}
+
+
+async def left_before_the_answer(rig: Rig, body: dict[str, object]) -> int:
+    """Ask, leave once the upstream has the request, and return 0; or the status of a refusal."""
+    asked = len(rig.up.seen)
+    async with RawClient(rig.stack.port) as client:
+        client.send(request_bytes("POST", CHAT_PATH, {"x-api-key": KEY}, body, mock={"hang": True}))
+        answer = asyncio.ensure_future(client.answer())
+        sent = asyncio.ensure_future(rig.up.until(lambda: len(rig.up.seen) > asked))
+        await asyncio.wait((answer, sent), return_when=asyncio.FIRST_COMPLETED)
+        sent.cancel()
+        status = answer.result().status if answer.done() else 0
+        answer.cancel()
+    await rig.stack.settled()
+    return status
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leaving_before_the_answer_does_not_pay_for_it(stream: bool) -> None:
+    async with Rig(key(limits={"tokens_per_minute": 60, "burst_tokens": 2_000})) as rig:
+        body = {**CHAT, "max_tokens": 500, "stream": stream}
+        statuses = [await left_before_the_answer(rig, body) for _ in range(20)]
+        assert statuses.count(429) >= 10, "the predictions stayed charged"
+
+
+async def test_leaving_is_charged_for_the_time_that_the_upstream_has_had() -> None:
+    async with Rig(key(limits={"tokens_per_minute": 60, "burst_tokens": 4_000})) as rig:
+        for _ in range(3):
+            # Four tokens in a hundredth of a second or more: leaving at once is worth a handful.
+            assert (await rig.chat(max_tokens=500)).status == 200
+        keyring = rig.stack.handler.service.keyring
+        assert keyring is not None
+        keyring._paces._s_per_token = {rig.up.url: 1.0}
+        body = {**CHAT, "max_tokens": 500}
+        assert [await left_before_the_answer(rig, body) for _ in range(20)] == [0] * 20
+
+
+async def test_what_streamed_before_the_caller_left_is_what_is_charged() -> None:
+    async with Rig(key(limits={"tokens_per_minute": 60, "burst_tokens": 1_000})) as rig:
+        for _ in range(3):
+            async with RawClient(rig.stack.port) as client:
+                body = {**CHAT, "max_tokens": 600, "stream": True}
+                mock = {"tokens": 20, "stall_at": 900}
+                client.send(request_bytes("POST", CHAT_PATH, {"x-api-key": KEY}, body, mock=mock))
+                assert (await client.head())[0] == 200
+                await client.reader.readuntil(b"t\xc3\xa4g-1")
+            await rig.stack.settled()
+        assert [code for _, _, code in rig.stack.counts.finished] == [499] * 3
