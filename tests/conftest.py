@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 from proxy.compiled import activate
@@ -16,3 +17,10 @@ activate()
 # How fast examples are made says something about the machine, and nothing about the product.
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("suite")
+
+_FIRST = ("tests/proxy/compiled/test_process.py",)
+"""Files that take minutes: with several processes these start at once, and the others run meanwhile."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(_FIRST))

@@ -35,7 +35,8 @@ def test_what_is_compiled_keeps_every_promise_of_the_source() -> None:
     folder = build(os.cpu_count() or 1)
     assert folder == build_folder()
     assert any(name.endswith("__mypyc") for name in extension_files(folder))
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *SUITES]
+    options = ("-q", "-p", "no:cacheprovider", "-n2", "--dist=loadfile")
+    command = [sys.executable, "-m", "pytest", *options, *SUITES]
     run = subprocess.run(
         command, cwd=ROOT, env=os.environ | {VARIABLE: "1"}, capture_output=True, text=True, timeout=1500, check=False
     )
