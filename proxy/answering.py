@@ -26,6 +26,7 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.anyusage import any_tap, inflating
 from proxy.wire.base import Call, Tap, WireFormat
+from proxy.wire.kept import Place
 from proxy.wire.naming import Named
 from proxy.wire.passthrough import UNREAD
 from proxy.wire.registry import detect
@@ -47,6 +48,7 @@ class Answering:
         "incoming",
         "keepalive",
         "named",
+        "place",
         "pool",
         "service",
         "started",
@@ -64,6 +66,8 @@ class Answering:
         self.pool: Pool | None = None
         self.wire: WireFormat | None = None
         self.call: Call | None = None
+        self.place: Place | None = None
+        """What its path has to do with ids of what upstreams keep; None for nothing."""
         self.close = not incoming.keep_alive or service.lifecycle.draining
         """Whether the client's connection ends with this answer."""
         self.named: tuple[Named, ...] = ()
@@ -123,6 +127,9 @@ class Answering:
             self._listen(fields)
             if ticket.tap is not None:
                 ticket.tap.feed(body)
+        if self.place is not None and (watch := self._watch(exchange)) is not None:
+            watch.feed(body)
+            self._watched()
         length: int | None = len(body)
         if self.committed:
             self.transport.write(chunked_body(body, exchange.trailers))
@@ -142,6 +149,13 @@ class Answering:
 
     def _heed(self, exchange: Exchange, body: bytes) -> None:
         """Take note of the whole answer to a call that might have been merged."""
+
+    def _watch(self, exchange: Exchange) -> Tap | None:
+        """Return who reads the ids in an answer; None where nobody does."""
+        return None
+
+    def _watched(self) -> None:
+        """What was watched is over."""
 
     async def _tunnel(self, exchange: Exchange) -> None:
         """Switch protocols and pass bytes both ways until one side closes."""
@@ -188,6 +202,7 @@ class Answering:
             ticket.outgoing is not None and ticket.outgoing.mark() in endpoint.marks,
             self._error_frame if is_events and not fields.encoded else None,
             began,
+            None if self.place is None else self._watch(exchange),
         )
         if self.committed:
             self.started = True
@@ -214,6 +229,7 @@ class Answering:
             await relay.finish(exchange, self.incoming.drain)
         finally:
             relay.read()
+            self._watched()
             ticket.first_byte, ticket.last_byte = relay.first_byte, relay.last_byte
             if relay.broken:
                 # A broken answer closes the client's connection, so being cancelled just now means nothing.

@@ -151,6 +151,7 @@ class Asking(Answering):
             replayable=True,
         )
         outgoing.hint = self.ticket.hint
+        outgoing.keeper = self.ticket.keeper
         outgoing.named = self.named
         if call is not None:
             outgoing.body = call.body

@@ -11,12 +11,12 @@ from typing import Final
 
 from proxy.cors import Cors, is_preflight
 from proxy.fallback import cause_of, is_nobody_there
+from proxy.following import Following
 from proxy.incoming import Incoming
 from proxy.lease import Lease
 from proxy.matching import Candidate
 from proxy.merging import outcome_of
 from proxy.model_list import is_listing
-from proxy.naming import Naming
 from proxy.outcome import BadInput, BodyTooLarge, Draining, InternalFault, NoRoute, NoUpstream, Refused, UpstreamBusy
 from proxy.pool import Pool
 from proxy.rules import ClassRules
@@ -44,7 +44,7 @@ _FEW_BYTES: Final = 16_384
 _PROBES = frozenset({"healthz", "readyz"})
 
 
-class Flight(Naming):
+class Flight(Following):
     """One request, from `launch` until it is `over`.
 
     `launch` goes as far as one can without waiting, which mostly is all the way to the upstream. The way back is a
@@ -56,11 +56,10 @@ class Flight(Naming):
     hears of both turns, being stuck and being over, by `moved`.
     """
 
-    __slots__ = ("_exchange", "_home", "_lease", "_outbound", "_rest", "_route", "_turn", "over")
+    __slots__ = ("_exchange", "_home", "_outbound", "_rest", "_route", "_turn", "over")
 
     def __init__(self, service: Service, incoming: Incoming, transport: asyncio.Transport, ticket: Ticket) -> None:
         super().__init__(service, incoming, transport, ticket)
-        self._lease: Lease | None = None
         self._outbound: Outgoing | None = None
         self._exchange: Exchange | None = None
         self._home: Pool | None = None
@@ -136,6 +135,7 @@ class Flight(Naming):
             raise Refused(NoRoute(path=path, known=service.table.known_paths()))
         candidate = candidates[0]
         self.wire = candidate.wire
+        self.place = candidate.place
         self.ticket.route = candidate.route.name
         if service.lifecycle.refusing:
             raise Refused(Draining())
@@ -275,17 +275,42 @@ class Flight(Naming):
 
     def _ask(self, candidate: Candidate) -> None:
         """Have the candidate's upstreams asked. Raises Refused."""
-        self.pool = self._home = candidate.pool
+        pool, place = candidate.pool, self.place
+        if place is not None:
+            if not self._refers(pool, place):
+                self.place = None
+            elif self._is_to_be_read(place):
+                self._rest = partial(self._ask_once_read, candidate)
+                return
+            elif self._is_to_be_sought(pool, place):
+                self._rest = partial(self._ask_once_sought, candidate)
+                return
+            else:
+                pool = self._at_home(pool, place)
+        self.pool = self._home = pool
         if self.incoming.fields.wishes:
             self._check_wishes(candidate.pool)
         self._route = candidate.route
-        self._through(candidate.pool, candidate.route)
+        self._through(pool, candidate.route)
+
+    async def _ask_once_read(self, candidate: Candidate) -> None:
+        """Go on once the body is there in which ids may stand."""
+        await self._whole_body(self.incoming)
+        self._ask(candidate)
+
+    async def _ask_once_sought(self, candidate: Candidate) -> None:
+        """Go on once the other processes have said what they know."""
+        await self._seek_keeper(candidate.pool)
+        self._ask(candidate)
 
     def _through(self, pool: Pool, route: Route) -> None:
         """Take the way to an answer that the route and the pool have. Raises Refused."""
         rules = self._classify(pool)
         if pool.affinity is not None:
             self.ticket.affinity = pool.affinity(self.call, self.incoming.fields)
+        if self.place is not None and self._follow(pool, self.place):
+            self._rest = partial(self._wait_for_keeper, pool, route)
+            return
         if pool.holding.on and pool.holding.elsewhere():
             raise Refused(NoUpstream())
         call = self.call
@@ -295,6 +320,11 @@ class Flight(Naming):
             self._queue(pool, rules)
         else:
             self._pass_by(pool, rules)
+
+    async def _wait_for_keeper(self, pool: Pool, route: Route) -> None:
+        """Go on once the one upstream is there that can serve it."""
+        await self._await_keeper(pool)
+        self._through(pool, route)
 
     def _queue(self, pool: Pool, rules: ClassRules) -> None:
         """Take a slot, or a place among those who wait for one."""
@@ -445,7 +475,12 @@ class Flight(Naming):
 
     def _spill(self, pool: Pool) -> None:
         """Give up an answer that says `not now` where another pool may be asked. Raises Refused."""
-        if not self.committed and self._replayable and self.service.table.fallback(pool, "overload") is not None:
+        if (
+            not self.committed
+            and self._replayable
+            and self.ticket.keeper is None
+            and self.service.table.fallback(pool, "overload") is not None
+        ):
             raise Refused(UpstreamBusy(pool.group.retry_after_s()))
 
     def _own(self, path: str) -> None:
@@ -471,6 +506,9 @@ class Flight(Naming):
             unsolved = self._fall_back(self._route, error)
             if unsolved is not None:
                 unsolved = self._hold_on(self._route, unsolved)
+            keeper = self.ticket.keeper
+            if unsolved is not None and keeper is not None and is_nobody_there(unsolved):
+                unsolved = self._away(keeper)
             if unsolved is None:
                 if self._rest is not None:
                     self.incoming.protocol.moved()
@@ -492,7 +530,9 @@ class Flight(Naming):
 
     def _fall_back(self, route: Route, error: Refused | UpstreamError) -> Refused | UpstreamError | None:
         """Try the pools that take what this one could not, one after the other. Returns what the last one said."""
-        while (pool := self.pool) is not None and not (self.started or self.committed):
+        while (pool := self.pool) is not None and not (
+            self.started or self.committed or self.ticket.keeper is not None
+        ):
             cause = cause_of(error, repeatable=self._repeatable(pool, error))
             other = self.service.table.fallback(pool, cause) if cause else None
             if other is None:
@@ -511,10 +551,15 @@ class Flight(Naming):
         """Wait for an upstream to come back, where none could be reached. Returns what is to be told the client."""
         home = self._home
         while home is not None and self.pool is not None and not self.started and is_nobody_there(error):
-            nobody = isinstance(error, Refused) and isinstance(error.outcome, NoUpstream)
-            if not home.holding.on and (nobody or self.pool is not home):
-                break
-            if not home.holding.patient(self.ticket.arrival, self.ticket.give_up):
+            ticket, holding = self.ticket, home.holding
+            if ticket.keeper is not None:
+                patient = holding.in_time(ticket.arrival, ticket.give_up)
+            else:
+                nobody = isinstance(error, Refused) and isinstance(error.outcome, NoUpstream)
+                if not holding.on and (nobody or self.pool is not home):
+                    break
+                patient = holding.patient(ticket.arrival, ticket.give_up)
+            if not patient:
                 break
             self._let_go()
             self.pool.put_back(self.ticket)
@@ -565,6 +610,8 @@ class Flight(Naming):
     def _sum_up(self) -> None:
         """Tell whoever counts, learns, traces and logs what became of the request."""
         pool, ticket, service = self.pool, self.ticket, self.service
+        if self.follow_up and pool is not None:
+            pool.hooks.followed_up(pool.name, self.follow_up)
         obs = None if pool is None else pool.finished(ticket)
         if obs is None and ticket.route not in _PROBES:
             obs = ticket.observation("", monotonic())

@@ -26,7 +26,18 @@ class Holding:
     may be as may queue.
     """
 
-    __slots__ = ("_clock", "_gate", "_lobby", "_patience_s", "_poke", "_queue", "_slots", "elsewhere", "presence")
+    __slots__ = (
+        "_clock",
+        "_for_one",
+        "_gate",
+        "_lobby",
+        "_patience_s",
+        "_poke",
+        "_queue",
+        "_slots",
+        "elsewhere",
+        "presence",
+    )
 
     def __init__(
         self,
@@ -46,6 +57,8 @@ class Holding:
         self._slots = slots
         self._poke = poke
         self._lobby = Lobby(asyncio.get_running_loop(), limit)
+        self._for_one = Lobby(asyncio.get_running_loop(), limit)
+        """Where those wait that only one of them can serve."""
         self.presence = Presence(endpoints, clock, on_step=self._step, on_wait=self._wait)
         self._patience_s = patience_s
         self.elsewhere: Callable[[], bool] = lambda: False
@@ -59,6 +72,31 @@ class Holding:
     def patient(self, arrival: float, give_up: float) -> bool:
         """Whether a request that came at `arrival` and waits until `give_up` may wait for somebody to come back."""
         return self._clock.now() < min(give_up, self._until(arrival)) and not self.elsewhere()
+
+    def look(self) -> None:
+        """Something changed about an endpoint."""
+        self.presence.look()
+        self._for_one.let_go(len(self._for_one))
+
+    def in_time(self, arrival: float, give_up: float) -> bool:
+        """Whether a request that came at `arrival` may still wait for the one upstream that can serve it."""
+        return self._clock.now() < min(give_up, arrival + self._patience_s())
+
+    async def for_one(self, endpoint: Endpoint, arrival: float, give_up: float) -> bool:
+        """Wait until `endpoint` may be asked. Returns whether it may; not, when it does not come back in time.
+
+        Raises Refused when too many wait. Whom an operator takes out is not waited for.
+        """
+        until = min(give_up, arrival + self._patience_s())
+        while not endpoint.reachable:
+            left = until - self._clock.now()
+            if endpoint.draining or left <= 0.0:
+                return False
+            if self._for_one.full:
+                raise Refused(QueueFull())
+            if not await self._for_one.wait(left):
+                return endpoint.reachable
+        return True
 
     async def outside(self, arrival: float, give_up: float) -> None:
         """Wait without a place in the queue. Raises Refused when nobody comes in time, or too many wait."""
@@ -74,6 +112,7 @@ class Holding:
         """Wait for nobody any more."""
         self.presence.stop()
         self._lobby.send_away()
+        self._for_one.send_away()
 
     def _until(self, arrival: float) -> float:
         presence = self.presence

@@ -47,6 +47,10 @@ class Hooks(Protocol):
         """One request that `pool` could not take went to the pool `to`, because of `cause`."""
         ...
 
+    def followed_up(self, pool: str, result: str) -> None:
+        """One request referred to something that an upstream keeps: it was `kept`, `away` or `unknown`."""
+        ...
+
 
 class NullHooks:
     """Counts nothing."""
@@ -75,6 +79,9 @@ class NullHooks:
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         """Ignore it."""
 
+    def followed_up(self, pool: str, result: str) -> None:
+        """Ignore it."""
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class PassingHooks(ABC):
@@ -89,6 +96,7 @@ class PassingHooks(ABC):
         self.retried = next_hooks.retried
         self.asked_in_vain = next_hooks.asked_in_vain
         self.fell_back = next_hooks.fell_back
+        self.followed_up = next_hooks.followed_up
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         """Note one finished request and pass it on."""

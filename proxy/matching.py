@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Final, NamedTuple
 
 from proxy.pool import Pool
+from proxy.upstream.endpoint import Endpoint
 from proxy.wire.base import Route, WireFormat
+from proxy.wire.kept import Place, place_of
 from proxy.wire.registry import certain, detect
 
 __all__ = ["Candidate", "RouteTable"]
@@ -27,6 +29,8 @@ class Candidate(NamedTuple):
     route: Route
     by_model: bool = False
     """Whether the model decides: pools tell models apart, or one has a name of its own for them."""
+    place: Place | None = None
+    """What it has to do with ids of what upstreams keep; None for nothing."""
     certain: bool = False
     """Whether a body that is not the format's can only be a mistake in it."""
 
@@ -66,6 +70,22 @@ class RouteTable:
                 return other
             pool, cause = other, "no_upstream"
 
+    def fallbacks(self, pool: Pool) -> Iterator[Pool]:
+        """Yield the pools that take what `pool` cannot, whatever the cause; circles are refused before."""
+        while (wanted := pool.config.fallback) is not None and wanted.pool in self._by_name:
+            pool = self._by_name[wanted.pool]
+            yield pool
+
+    def keeper(self, pool: Pool, ids: Sequence[str]) -> Endpoint | None:
+        """Return the upstream of `pool` that keeps the first of `ids` of which that is known, in whatever pool."""
+        for id in ids:
+            for each in (pool, *self.pools):
+                name = None if each.keepers is None else each.keepers.find(id)
+                endpoint = None if name is None else pool.group.called(name)
+                if endpoint is not None:
+                    return endpoint
+        return None
+
     def _is_elsewhere(self, pool: Pool) -> bool:
         return pool.config.fallback is not None and self.fallback(pool, "no_upstream") is not None
 
@@ -90,7 +110,8 @@ class RouteTable:
 
 def _candidate(pool: Pool, method: str, path: str, by_model: bool) -> Candidate:
     wire, route = detect(method, path, pool.config.wire)
-    return Candidate(pool, wire, route, by_model, certain(wire, path, pool.config.wire))
+    place = place_of(method, path) if pool.keepers is not None else None
+    return Candidate(pool, wire, route, by_model, place, certain(wire, path, pool.config.wire))
 
 
 def _matches(globs: Sequence[str], text: str) -> bool:

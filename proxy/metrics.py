@@ -148,6 +148,11 @@ class Metrics:
         self.fallbacks = count(
             "trimtab_fallbacks", "Requests that went on to another pool, by why.", ("pool", "to", "cause")
         )
+        self.follow_ups = count(
+            "trimtab_follow_ups",
+            "Requests that named something which an upstream keeps: its keeper is known, away, or nobody knows it.",
+            ("pool", "result"),
+        )
         self.decisions = count("trimtab_decisions", "Decisions of the controller and operators.", ("pool", "rule"))
         self.reloads = count("trimtab_config_reloads", "Configuration reloads.", ("result",))
         self.loop_delay = hist(
@@ -162,8 +167,8 @@ class Metrics:
         self._families: list[Family] = [
             self.requests, self.duration, self.ttft, self.tpot, self.queue, self.batch_size,
             self.window, self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens,
-            self.output_tokens, self.upstream_requests, self.retries, self.fallbacks, self.decisions, self.reloads,
-            self.loop_delay, self.tick,
+            self.output_tokens, self.upstream_requests, self.retries, self.fallbacks, self.follow_ups, self.decisions,
+            self.reloads, self.loop_delay, self.tick,
         ]  # fmt: skip
 
     def configure(self, pools: Sequence[PoolConfig]) -> None:
@@ -279,6 +284,10 @@ class Metrics:
         """Count one request that went on to another pool."""
         known = self._pools
         self.fallbacks.labels(pool if pool in known else OTHER, to if to in known else OTHER, cause).value += 1.0
+
+    def followed_up(self, pool: str, result: str) -> None:
+        """Count one request that referred to something which an upstream keeps."""
+        self._pools[pool].follow_ups[result].value += 1.0
 
     def decided(self, pool: str, rule: str) -> None:
         """Count one decision of the controller or of an operator."""

@@ -191,6 +191,9 @@ class Naming(Asking):
             raise Unclear(f"the request names two models, {first[:100]!r} and {second[:100]!r}")
         model = distinct.pop() if distinct else ""
         table = self.service.table
+        kept = None if model else self._keeping(candidates)
+        if kept is not None:
+            return kept
         chosen = table.choose(candidates, model)
         if chosen is None:
             if not model and self.incoming.method in ("GET", "HEAD", "OPTIONS"):
@@ -203,6 +206,10 @@ class Naming(Asking):
             raise Unclear("the request body is compressed, so its model cannot be replaced")
         self.named = tuple(names)
         return chosen
+
+    def _keeping(self, candidates: tuple[Candidate, ...]) -> Candidate | None:
+        """Return the candidate whose upstream keeps what a request refers to; None where that is not known."""
+        return None
 
     def _unclear(self, candidate: Candidate, error: Exception) -> Refused:
         self.pool = candidate.pool

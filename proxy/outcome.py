@@ -26,6 +26,7 @@ __all__ = [
     "HeadersTooLarge",
     "Infeasible",
     "InternalFault",
+    "KeeperAway",
     "MemoryFull",
     "NoRoute",
     "NoUpstream",
@@ -273,6 +274,14 @@ class NoUpstream(_Passing):
 
 
 @dataclass(frozen=True, slots=True)
+class KeeperAway(_Passing):
+    """The upstream that keeps what the request refers to may not be asked now, and nobody else knows it."""
+
+    reason = "keeper_away"
+    message = "The inference server that keeps what this request refers to is away, and no other one knows it."
+
+
+@dataclass(frozen=True, slots=True)
 class OutOfConnections(_Outcome):
     """This process may open no more files, so no connection to an upstream can be made."""
 
@@ -373,6 +382,7 @@ Outcome: TypeAlias = (
     | HeadersTooLarge
     | Infeasible
     | InternalFault
+    | KeeperAway
     | MemoryFull
     | NoRoute
     | NoUpstream

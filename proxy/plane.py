@@ -225,7 +225,10 @@ class DataPlane:
         known_as = {endpoint.name: endpoint for pool in old.values() for endpoint in pool.group.endpoints}
         for name, pool in fresh.items():
             self._watch(pool)
-            if old.get(name) is not pool and self._started:
+            before = old.get(name)
+            if before is not None and before is not pool:
+                pool.succeed(before)
+            if before is not pool and self._started:
                 self._schedule(pool)
                 for endpoint in pool.group.endpoints:
                     endpoint.follow(known_as.get(endpoint.name))

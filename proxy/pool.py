@@ -23,6 +23,7 @@ from proxy.config.model import PoolConfig
 from proxy.control import WHOLE, Share
 from proxy.holding import Holding
 from proxy.hooks import Hooks, NullHooks
+from proxy.keepers import Keepers
 from proxy.lease import Lease, LeaseBook
 from proxy.merge_runs import MergeRuns
 from proxy.merger import Batch, MergeBatcher
@@ -144,6 +145,8 @@ class Pool:
         )
         self.affinity = affinity_of(config)
         """Reads what ties a request to one upstream; None where nothing does."""
+        self.keepers = Keepers([each.name for each in self.group.endpoints]) if config.routing.follow_ids else None
+        """Which upstream keeps what; None where all of them know everything."""
         self.signals = build_poller(config, self.group.endpoints)
         self._leaving = Leaving(self.group.endpoints, self._emptied)
 
@@ -335,7 +338,7 @@ class Pool:
 
     def expect_upstreams(self) -> None:
         """Find out at once which upstreams are there, and soon which come."""
-        self.holding.presence.look()
+        self.holding.look()
         self._prober.hurry()
 
     @property
@@ -343,18 +346,24 @@ class Pool:
         """URLs of upstreams that an operator has taken out."""
         return self._leaving.names
 
+    def succeed(self, before: Pool) -> None:
+        """Take over what is known of upstreams that were in a pool of the same name before a reload."""
+        if self.keepers is not None and before.keepers is not None:
+            self.keepers = before.keepers
+            self.keepers.retain([endpoint.name for endpoint in self.group.endpoints])
+
     def take_out(self, url: str, out: bool, now: float, actor: str) -> Decision:
         """Let an upstream have nothing new and finish what it has, or take it back in. Raises ValueError."""
         endpoint = self._leaving.find(url)
         decision = note_drain(self.controller, endpoint.name, endpoint.draining, out, now, actor)
         self._leaving.set(endpoint, out, decision.id)
-        self.holding.presence.look()
+        self.holding.look()
         return decision
 
     def keep_out(self, urls: Iterable[str]) -> None:
         """Take exactly these upstreams out, as somebody else has decided."""
         self._leaving.keep_out(urls)
-        self.holding.presence.look()
+        self.holding.look()
 
     def _emptied(self, endpoint: Endpoint, decision: int) -> None:
         self.controller.decisions.resolve(decision, "it is empty")
@@ -390,12 +399,12 @@ class Pool:
 
     def _health_changed(self, endpoint: Endpoint) -> None:
         log.warning("pool %s: upstream %s is %s", self.name, endpoint.name, endpoint.state(self._clock.now()).value)
-        self.holding.presence.look()
+        self.holding.look()
         self.knobs_changed()
 
     def _upstream_changed(self) -> None:
         """An upstream is ejected, accepts no connection, or does again."""
-        self.holding.presence.look()
+        self.holding.look()
         self._prober.hurry()
 
     # -- inside --------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ __all__ = [
 SHED_REASONS = (
     "queue_full", "class_queue_full", "slo_infeasible", "shed_deadline", "queue_timeout", "rate_limited_requests",
     "rate_limited_tokens", "too_many_inflight", "draining", "no_upstream", "out_of_connections", "memory_full",
+    "keeper_away",
 )  # fmt: skip
 """The reasons of `proxy.outcome` that mean a request was turned away or dropped, not that it was at fault."""
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
@@ -34,6 +35,8 @@ OTHER: Final = "other"
 """Stands for every label value beyond what the configuration and the code know."""
 SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
 QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
+FOLLOW_UPS = ("kept", "away", "unknown")
+"""What is known of the keeper of what a request refers to."""
 UPSTREAM_OUTCOMES = ("ok", "failed", "timeout", "overloaded", "wrong_model", "unauthorised", "rejected")
 """How a call can end for the upstream that was asked. `rejected` is what it holds against the request itself."""
 _OVERLOADED = frozenset({429, 503, 529})
@@ -82,6 +85,7 @@ class PoolMetrics:
         self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
         self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
         self.retries = owner.retries.labels(name)
+        self.follow_ups = {result: owner.follow_ups.labels(name, result) for result in FOLLOW_UPS}
         self.upstreams: dict[tuple[str, str], Count] = {}
         self.rules: dict[str, Count] = {}
 

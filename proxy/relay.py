@@ -62,6 +62,7 @@ class Relay:
         "_transport",
         "_unread",
         "_waiter",
+        "_watch",
         "broken",
         "done",
         "first_byte",
@@ -78,6 +79,7 @@ class Relay:
         marked: bool,
         error_frame: Callable[[Exchange], bytes] | None,
         began: Callable[[float], None] | None = None,
+        watch: Tap | None = None,
     ) -> None:
         self._loop = loop
         self._client = client
@@ -90,6 +92,8 @@ class Relay:
         self._error_frame = error_frame
         self._began = began
         """Is told when the first piece goes out (monotonic seconds)."""
+        self._watch = watch
+        """Reads each piece at once: what somebody else may ask for before this answer is over."""
         self._waiter: asyncio.Future[None] | None = None
         self.first_byte: float | None = None
         """When the first piece of the body went out (monotonic seconds)."""
@@ -107,6 +111,9 @@ class Relay:
         transport = self._transport
         if transport.is_closing():
             return False
+        if self._watch is not None:
+            # Whoever reads it may ask for it at once, and of another process.
+            self._watch.feed(data)
         transport.write(framed if self._chunked else data)
         self.last_byte = now
         if self.first_byte is None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
+from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Tap
@@ -43,6 +44,7 @@ class Ticket:
         "hint",
         "id",
         "job",
+        "keeper",
         "klass",
         "last_byte",
         "outgoing",
@@ -70,6 +72,8 @@ class Ticket:
         self.tenant = ""
         self.affinity: AffinityKey | None = None
         """What ties it to one upstream, where the pool routes by that."""
+        self.keeper: Endpoint | None = None
+        """Who keeps what it refers to, so that nobody else is asked."""
         self.outgoing: Outgoing | None = None
         """What its upstream is asked, once that is known."""
         self.trace: Trace | None = None
@@ -111,7 +115,7 @@ class Ticket:
         """Go back to where no pool had taken it."""
         self.queued = True
         self.job = self.prediction = self.hint = self.dispatched = self.affinity = self.tap = None
-        self.batch, self.upstream = 1, ""
+        self.batch, self.upstream, self.keeper = 1, "", None
         if self.trace is not None:
             self.trace.start_again()
 

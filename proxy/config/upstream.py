@@ -125,6 +125,12 @@ class RoutingConfig(Section):
         "a tenth to its whole; 0 for at once.",
     )
 
+    follow_ids: bool = Field(
+        default=True,
+        description="Send what names a response, conversation, file, batch or the like to the upstream that made it, "
+        "under every strategy, and to nobody else. false: upstreams share what they keep.",
+    )
+
     @model_validator(mode="before")
     @classmethod
     def _from_name(cls, data: Any) -> Any:

@@ -93,10 +93,14 @@ class Group:
     ) -> Endpoint | None:
         """Return whom to ask for a call of `work` tokens, None when nobody may be asked.
 
-        `outgoing` is what is to be asked; whoever alone turns that away, or fails fast, is passed over.
+        `outgoing` is what is to be asked; whoever alone turns that away, or fails fast, is passed over. Where one
+        of them keeps what it refers to, nobody else is asked.
         """
         if self._aborted:
             return None
+        if outgoing is not None and outgoing.keeper is not None:
+            keeper = outgoing.keeper
+            return keeper if keeper not in exclude and keeper.reachable else None
         endpoints, now = self.endpoints, monotonic()
         if len(endpoints) > 1:
             repute = self.repute
@@ -108,6 +112,10 @@ class Group:
                 if found is not None:
                     return found
         return self._router.pick(endpoints, now, work=work, exclude=exclude, key=key)
+
+    def called(self, name: str) -> Endpoint | None:
+        """Return the endpoint of that name; None when there is none."""
+        return next((endpoint for endpoint in self.endpoints if endpoint.name == name), None)
 
     def retry_after_s(self) -> float:
         """Return when somebody may be asked again: the first of them."""

@@ -59,6 +59,7 @@ class Outgoing:
         "expects_continue",
         "hint",
         "is_json",
+        "keeper",
         "length",
         "lines",
         "method",
@@ -112,6 +113,8 @@ class Outgoing:
         """Where the model is named, in ascending order of the target's bytes; empty where nobody has looked."""
         self.upgrade: bytes | None = None
         """The protocol to switch to, where the client asked for it."""
+        self.keeper: Endpoint | None = None
+        """Who keeps what it refers to, so that nobody else is asked; None where that does not matter."""
         self.hint: int | None = None
         """Predicted output tokens, for upstreams that want to know."""
 

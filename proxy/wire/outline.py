@@ -61,10 +61,10 @@ _CLOSING_OBJECT: Final = 0x7D
 
 _WANTED = frozenset(
     {
-        b"best_of", b"documents", b"input", b"inputs", b"instances", b"instructions", b"max_completion_tokens",
-        b"max_output_tokens", b"max_tokens", b"messages", b"model", b"n", b"options", b"parameters",
-        b"previous_response_id", b"prompt", b"query", b"sampling_params", b"store", b"stream", b"stream_options",
-        b"system", b"text", b"text_input", b"texts", b"tools",
+        b"best_of", b"conversation", b"documents", b"input", b"inputs", b"instances", b"instructions",
+        b"max_completion_tokens", b"max_output_tokens", b"max_tokens", b"messages", b"model", b"n", b"options",
+        b"parameters", b"previous_response_id", b"prompt", b"query", b"sampling_params", b"store", b"stream",
+        b"stream_options", b"system", b"text", b"text_input", b"texts", b"tools",
     }
 )  # fmt: skip
 """Members that wire formats read: kept however many others there are."""

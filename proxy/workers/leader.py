@@ -31,6 +31,7 @@ _LOG = logging.getLogger("trimtab")
 _PATIENCE_S = 1.0
 """A worker that has not answered a scrape by then is shown as it was a moment ago."""
 _RELOAD_S = 30.0
+_SETTLE_S = 0.001
 
 
 class Member:
@@ -115,6 +116,7 @@ class Leader(Steering):
                 "config": revealed(self._config),
                 "share": [number, self._config.workers],
                 "orders": {pool.name: self._orders(pool, number) for pool in self._pools.values()},
+                "kept": {name: pool.keepers.rows() for name, pool in self._pools.items()},
                 "lessons": {name: [row_of(obs) for obs in self.recent(name)] for name in self._pools},
             }
         )
@@ -141,8 +143,28 @@ class Leader(Steering):
             waiting = member.answers.pop(message["id"], None)
             if waiting is not None and not waiting.done():
                 waiting.set_result(dict(message))
+        elif kind == "kept":
+            self._pass_on(member, message)
+        elif kind == "seek":
+            # What another one has told before this was asked may not have been read yet.
+            asyncio.get_running_loop().call_later(_SETTLE_S, self._found, member, message)
         else:
             self._learn(member, message)
+
+    def _pass_on(self, member: Member, message: Mapping[str, Any]) -> None:
+        """Remember which upstreams keep what, as one worker has learned, and tell the others."""
+        for name, rows in message["kept"].items():
+            if name in self._pools:
+                self._pools[name].keepers.hear(rows)
+        for other in self._members.values():
+            if other is not member and not other.channel.congested:
+                other.channel.send({"type": "kept", "kept": message["kept"]})
+
+    def _found(self, member: Member, message: Mapping[str, Any]) -> None:
+        """Say which upstreams keep what a worker asked for, as far as any has told."""
+        pool = self._pools.get(message["pool"])
+        kept = {} if pool is None else {pool.name: pool.keepers.among(message["ids"])}
+        member.channel.send({"type": "sought", "id": message["id"], "kept": kept})
 
     def _learn(self, member: Member, news: Mapping[str, Any]) -> None:
         """Take in what a worker reports; call `bye` its last."""
@@ -259,6 +281,7 @@ class Leader(Steering):
         for wanted in config.pools:
             pool, known = fresh[wanted.name], before.get(wanted.name)
             old, pool.config = pool.config, wanted
+            pool.keepers.retain([upstream.url for upstream in wanted.upstreams])
             self._watch(pool)
             if known is pool:
                 self.follow_file(pool, old)
@@ -275,7 +298,7 @@ class Leader(Steering):
             return known
         pool = LedPool(wanted, self.resumed(wanted, LeadController), self._tell)
         if known is not None:
-            pool.taken_out, pool.predictors = known.taken_out, known.predictors
+            pool.taken_out, pool.predictors, pool.keepers = known.taken_out, known.predictors, known.keepers
         return pool
 
     async def drain(self, *, grace_s: float | None = None) -> bool:

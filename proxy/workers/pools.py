@@ -11,6 +11,7 @@ from controller.load import MAX_RUNNING, Load
 from controller.observation import Observation
 from controller.shared import Leader, orders
 from proxy.config.model import PoolConfig
+from proxy.keepers import Keepers
 from proxy.upstream.leaving import UnknownUpstream, note_drain
 from proxy.workers.predictors import Predictors
 from proxy.workers.shares import share_out
@@ -34,6 +35,8 @@ class LedPool:
         self._held_back = False
         self.predictors = Predictors()
         """What the workers' predictors counted and say."""
+        self.keepers = Keepers([upstream.url for upstream in config.upstreams])
+        """Which upstream keeps what, as all workers have learned."""
         self.taken_out: tuple[str, ...] = ()
         """URLs of upstreams that an operator has taken out."""
         self.told: dict[int, tuple[int, dict[str, Any]]] = {}

@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from controller.observation import Observation
@@ -37,6 +38,8 @@ ORPHAN_S = 30.0
 """For so long a worker whose leader is gone goes on serving, for others to take the port over."""
 _LAST_REQUESTS_S = 1.0
 """For so long at least a worker that accepts no connection any more waits for requests of those it has."""
+_SEEK_S = 0.25
+"""For so long at most the leader is asked for what is not known here."""
 _MOST_ROWS = 10_000
 
 
@@ -78,10 +81,15 @@ class Worker:
         self._prepared: Prepared | None = None
         self._draining: asyncio.Task[None] | None = None
         self._over = asyncio.Event()
+        self._questions = 0
+        self._sought: dict[int, asyncio.Future[None]] = {}
+        """Questions to the leader that are not answered."""
         self._cut = False
         """Whether the leader is gone."""
         self.plane = DataPlane(config, self, clock=self._clock, metrics=self._metrics, share=self._share)
         self._keep_out(self._orders)
+        self._on_kept(welcome)
+        self._share_kept()
 
     # -- what the data plane asks: `proxy.control.Control` ---------------------------------------------------
 
@@ -187,6 +195,49 @@ class Worker:
             if name in self.plane.pools:
                 self.plane.pools[name].keep_out(given.get("taken_out", ()))
 
+    def _on_kept(self, message: Mapping[str, Any]) -> None:
+        """Remember which upstreams keep what, as others have learned."""
+        for name, rows in message["kept"].items():
+            pool = self.plane.pools.get(name)
+            if pool is not None and pool.keepers is not None:
+                pool.keepers.hear(rows)
+
+    def _share_kept(self) -> None:
+        """Tell the leader what is learned here before its caller hears of it: the next request may go elsewhere."""
+        for name, pool in self.plane.pools.items():
+            if pool.keepers is not None:
+                pool.keepers.on_news = self._tell_kept
+                pool.keepers.seek = partial(self._seek, name)
+
+    def _tell_kept(self) -> None:
+        if self._cut or self._channel.congested:
+            return  # what is untold is bounded, and goes along with a later report
+        kept = {}
+        for name, pool in self.plane.pools.items():
+            if pool.keepers is not None and (rows := pool.keepers.take()):
+                kept[name] = rows
+        if kept:
+            self._channel.send({"type": "kept", "kept": kept})
+
+    async def _seek(self, pool: str, digests: list[str]) -> None:
+        """Ask the leader who keeps what is not known here. It may not know either, or not answer in time."""
+        if self._cut or self._channel.congested:
+            return
+        self._questions += 1
+        number = self._questions
+        answer = self._sought[number] = asyncio.get_running_loop().create_future()
+        self._channel.send({"type": "seek", "id": number, "pool": pool, "ids": digests})
+        try:
+            await asyncio.wait((answer,), timeout=_SEEK_S)
+        finally:
+            del self._sought[number]
+
+    def _on_sought(self, message: Mapping[str, Any]) -> None:
+        self._on_kept(message)
+        answer = self._sought.get(message["id"])
+        if answer is not None and not answer.done():
+            answer.set_result(None)
+
     def _on_scrape(self, message: Mapping[str, Any]) -> None:
         """Tell everything, then that it was told."""
         self._channel.send(self._news(with_dump=True))
@@ -208,6 +259,7 @@ class Worker:
         if prepared is not None:
             self.plane.commit(prepared)
             self._keep_out(self._orders)
+            self._share_kept()
 
     def _on_discard(self, message: Mapping[str, Any]) -> None:
         self._discard()
@@ -232,6 +284,7 @@ class Worker:
             if self._cut or self._channel.congested:
                 continue  # what is kept is bounded, and counters lose nothing
             count += 1
+            self._tell_kept()
             self._channel.send(self._news(with_dump=count % DUMP_EVERY == 0))
 
     def _news(self, *, with_dump: bool = False, last: bool = False) -> dict[str, Any]:

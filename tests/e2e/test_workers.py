@@ -17,6 +17,7 @@ import pytest
 from benchmarks.golden import run
 from tests.e2e.spine_process import Trimtab, gone, mock_upstream
 from tests.e2e.worker_process import eventually
+from tests.support.stateful_upstream import StatefulUpstream
 
 REQUESTS = "trimtab_requests_total"
 
@@ -54,6 +55,47 @@ def test_a_worker_that_dies_is_replaced_and_what_it_counted_stays(tmp_path: Path
         counters = [name for name in before if name.startswith("trimtab_") and name.endswith(("_total", "_count"))]
         assert [name for name in counters if "worker" not in name and after[name] < before[name]] == []
         assert trimtab.stop() == 0
+
+
+def test_who_keeps_a_response_is_known_to_every_worker(tmp_path: Path) -> None:
+    """Also to one that is new, and when the follow-up comes at once over another connection."""
+
+    def ask(url: str, method: str, path: str, body: dict[str, object] | None = None) -> tuple[int, str]:
+        host, port = url.removeprefix("http://").split(":")
+        client = HTTPConnection(host, int(port), timeout=30)
+        headers = {"Content-Type": "application/json"} if body else {}
+        client.request(method, path, None if body is None else json.dumps(body), headers)
+        answer = client.getresponse()
+        data = json.loads(answer.read())
+        client.close()
+        return answer.status, data.get("id", "")
+
+    file = tmp_path / "trimtab.yaml"
+    with StatefulUpstream().in_a_thread() as one, StatefulUpstream().in_a_thread() as two:
+        config = {"upstreams": [one.url, two.url], "routing": "round-robin", "retries": {"on": []}}
+        file.write_text(json.dumps(config))
+        with Trimtab.serve(tmp_path, "-c", str(file), "--workers", "2") as trimtab:
+            ids = [""]
+            for _ in range(30):
+                more = {"previous_response_id": ids[-1]} if ids[-1] else {}
+                status, id = ask(trimtab.proxy, "POST", "/v1/responses", {"model": "m", "input": "hi", **more})
+                assert status == 200
+                ids.append(id)
+            for _ in range(6):
+                ids.append(ask(trimtab.proxy, "POST", "/v1/responses", {"model": "m", "input": "hi"})[1])
+            assert one.kept
+            assert two.kept
+            for id in ids[1:]:
+                assert ask(trimtab.proxy, "GET", f"/v1/responses/{id}")[0] == 200
+            os.kill(workers(trimtab)[0], signal.SIGKILL)
+            eventually(lambda: len(workers(trimtab)) == 3, within_s=30)
+            for id in ids[1:]:
+                assert ask(trimtab.proxy, "GET", f"/v1/responses/{id}")[0] == 200
+            with urlopen(f"{trimtab.admin}/metrics") as answer:
+                text = answer.read().decode()
+            assert 'trimtab_follow_ups_total{pool="default",result="unknown"} 0.0' in text
+            assert trimtab.metrics()["trimtab_follow_ups_total"] >= 36
+            assert trimtab.stop() == 0
 
 
 def test_a_changed_promise_reaches_every_worker(tmp_path: Path) -> None:

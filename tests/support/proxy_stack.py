@@ -36,6 +36,7 @@ class Counts:
         self.retries = 0
         self.vain: list[tuple[str, int]] = []
         self.fallbacks: list[tuple[str, str, str]] = []
+        self.follow_ups: list[str] = []
 
     def request_finished(self, obs: Observation, route: str, code: int) -> None:
         self.finished.append((obs, route, code))
@@ -57,6 +58,9 @@ class Counts:
 
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         self.fallbacks.append((pool, to, cause))
+
+    def followed_up(self, pool: str, result: str) -> None:
+        self.follow_ups.append(result)
 
 
 class Stack:

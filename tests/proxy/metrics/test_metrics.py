@@ -243,7 +243,7 @@ def test_every_reason_to_turn_a_request_away_has_a_series_from_the_start() -> No
         outcome.DeadlinePassed(), outcome.CallerLimited("requests"),
         outcome.CallerLimited("tokens", 1.0, "rate_limited_tokens"),
         outcome.CallerLimited("at once", 1.0, "too_many_inflight"), outcome.Draining(), outcome.NoUpstream(),
-            outcome.OutOfConnections(), outcome.MemoryFull(),
+            outcome.OutOfConnections(), outcome.MemoryFull(), outcome.KeeperAway(),
     )  # fmt: skip
     assert {one.reason for one in given} == set(SHED_REASONS)
 

@@ -11,6 +11,7 @@ import pytest
 
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config
+from proxy.keepers import Keepers, digest_of
 from proxy.metrics import Metrics
 from proxy.workers.leader import Leader, Member
 from proxy.workers.protocol import Channel
@@ -121,6 +122,23 @@ async def test_a_new_worker_is_told_everything(crew: Crew) -> None:
     part, orders = welcome["orders"]["default"]
     assert (part, orders["max_batch_size"], orders["slo"]["e2e_s"]) == (5, 5, 0.9)
     assert welcome["share"] == [1, 2]
+
+
+async def test_who_keeps_what_is_told_to_the_other_workers_and_to_those_to_come(crew: Crew) -> None:
+    first, second = await crew.join(0), await crew.join(1)
+    keepers = Keepers(["http://a:1"])
+    keepers.on_news = lambda: None
+    keepers.made("resp_1", "http://a:1")
+    rows = [list(row) for row in keepers.take()]
+    strange = ["00" * 16, "http://z:1"]
+    first.channel.send({"type": "kept", "kept": {"default": [*rows, strange], "gone": rows}})
+    assert (await second.hears("kept"))["kept"]["default"][0] == rows[0]
+    assert (await (await crew.join(2)).hears("welcome"))["kept"] == {"default": rows}
+    digest = digest_of("resp_1").hex()
+    second.channel.send({"type": "seek", "id": 7, "pool": "default", "ids": ["11" * 16, digest]})
+    second.channel.send({"type": "seek", "id": 8, "pool": "gone", "ids": [digest]})
+    answers = [await second.hears("sought") for _ in range(2)]
+    assert [(answer["id"], answer["kept"]) for answer in answers] == [(7, {"default": rows}), (8, {})]
 
 
 async def test_a_change_reaches_all_in_one_message_each(crew: Crew) -> None:
