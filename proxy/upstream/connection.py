@@ -55,6 +55,7 @@ class Connection:
         "_timer",
         "_unread",
         "_writing_paused",
+        "erred",
         "idle_since",
         "retire_at",
         "transport",
@@ -97,6 +98,8 @@ class Connection:
         self.uploading = False
         """Whether more of the request's body is still to be written: then it cannot be reused."""
         self.uses = 0
+        self.erred = False
+        """Whether its last answer was an error, behind which a server may close it without having said so."""
         self.unasked = False
         """Whether it has brought a byte that nobody asked for."""
 
@@ -344,7 +347,7 @@ class Connection:
         start = known.repeat.match(data)
         if not start or exchange.bodiless or self.uploading or not exchange.takes(len(data) - start):
             return False
-        self._rest()
+        self._rest(known.status)
         exchange.on_whole(known, data[start:])
         return True
 
@@ -353,7 +356,7 @@ class Connection:
         self.unasked = behind
         if exchange.keep_alive and not behind and not self.uploading:
             self._head.settle(body if self._chunked is None and not exchange.fields.chunked else _LAST_CHUNK)
-            self._rest()
+            self._rest(exchange.status)
         else:
             self._exchange = self._sink = None
             self.transport.close()
@@ -361,8 +364,9 @@ class Connection:
             exchange.on_data(body)
         exchange.on_end(trailers)
 
-    def _rest(self) -> None:
-        """Be free before anybody hears of the end: whoever wakes up may want to use it."""
+    def _rest(self, status: int) -> None:
+        """Be free before anybody hears of the end of an answer: whoever wakes up may want to use it."""
+        self.erred = status >= 400
         self._exchange = self._sink = None
         if self._eof or self.transport.is_closing():
             self.transport.close()

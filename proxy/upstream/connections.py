@@ -26,6 +26,10 @@ log = logging.getLogger("trimtab.proxy")
 _NO_DESCRIPTORS = frozenset({errno.EMFILE, errno.ENFILE})
 _ANYTHING: Final = select.POLLIN | select.POLLPRI | getattr(select, "POLLRDHUP", 0)
 """A connection at rest on which any of this is to be read has ended, or is about to."""
+_SURELY_ALIVE_S: Final = 1.0
+"""Servers close connections that idled for seconds; one that was just in use is safe for what cannot be repeated."""
+_AFTER_ERROR_S: Final = 0.1
+"""Servers may close a connection right behind an error, without having said so: by then it has been seen."""
 _AGE_SPREAD: Final = 0.2
 """Share of the greatest age by which connections are retired earlier, at random."""
 
@@ -93,22 +97,38 @@ class ConnectionPool:
         """Connections at rest."""
         return len(self._idle)
 
-    def try_acquire(self, max_idle_s: float = inf) -> Connection | None:
-        """Return the connection in use last, if it looks alive and idled for at most `max_idle_s`, or None.
-
-        With a limit it is for what cannot be sent twice: then the system is asked as well whether its end has come.
-        """
+    def try_acquire(self) -> Connection | None:
+        """Return the connection in use last, if it looks alive, or None."""
         idle = self._idle
         while idle:
-            if max_idle_s < inf and idle[-1].idle_since < monotonic() - max_idle_s:
-                return None
             connection = idle.pop()
-            if connection.usable and ((max_idle_s == inf and not self._wary) or _silent(connection)):
+            if connection.usable and (not self._wary or _silent(connection)):
+                return connection
+        return None
+
+    def try_acquire_safe(self) -> Connection | None:
+        """Return a connection for what cannot be sent twice: one that can hardly be about to close; or None.
+
+        It was in use just now, what it brought was no error, or that was a while ago, and the system knows of no end.
+        """
+        idle, now = self._idle, monotonic()
+        for at in range(len(idle) - 1, -1, -1):
+            connection = idle[at]
+            rested = now - connection.idle_since
+            if rested > _SURELY_ALIVE_S:
+                return None
+            if (connection.erred and rested < _AFTER_ERROR_S) or not connection.usable:
+                continue
+            if _silent(connection):
+                del idle[at]
                 return connection
         return None
 
     async def acquire(self, connect_s: float, *, fresh: bool = False) -> Connection:
-        """Return a connection, a new one if `fresh`. Raises UpstreamError when none comes within `connect_s`."""
+        """Return a connection, a new one if `fresh`, or one that becomes free where there are no more to be opened.
+
+        Raises UpstreamError when none comes within `connect_s`.
+        """
         if not fresh:
             connection = self.try_acquire()
             if connection is not None:
@@ -120,7 +140,10 @@ class ConnectionPool:
                 break
             handed = await self._wait_turn(until)
             if handed is not None and handed.usable:
-                return handed
+                if not (fresh and handed.erred):
+                    return handed
+                handed.transport.abort()
+                break
         return await self._open(until)
 
     def drop_idle(self) -> None:

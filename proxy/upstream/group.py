@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from math import inf
 from time import monotonic, time
 from typing import Any, Final
 
@@ -41,8 +40,6 @@ MOST_DEATHS: Final = 2
 _RACE_S: Final = 0.5
 """A kept connection that closes so soon after a request was sent was closing already, most likely."""
 _LOOK_EVERY_S: Final = 0.05
-_SURELY_ALIVE_S: Final = 1.0
-"""Servers close connections that idled for seconds; one that was just in use is safe for what cannot be repeated."""
 
 
 class Group:
@@ -131,7 +128,8 @@ class Group:
         if outgoing.upload is not None or not outgoing.replayable:
             return None
         endpoint = lease.endpoint
-        connection = endpoint.connections.try_acquire()
+        connections = endpoint.connections
+        connection = connections.try_acquire_safe() if outgoing.repeat == Repeat.NEVER else connections.try_acquire()
         if connection is None:
             return None
         exchange = Exchange(
@@ -305,12 +303,14 @@ class Group:
         """Send once. Returns the error, or None when the head of an answer has come."""
         connections = endpoint.connections
         # Whatever cannot be sent twice goes over a connection that can hardly be about to close.
-        max_idle_s = inf if outgoing.replayable else _SURELY_ALIVE_S
-        connection = None if fresh else connections.try_acquire(max_idle_s)
+        once = outgoing.repeat == Repeat.NEVER
+        connection = None
+        if not fresh:
+            connection = connections.try_acquire_safe() if once else connections.try_acquire()
         try:
             if connection is None:
                 connect_s = min(self.patience.connect_s, exchange.total_deadline - monotonic())
-                connection = await connections.acquire(connect_s, fresh=fresh or not outgoing.replayable)
+                connection = await connections.acquire(connect_s, fresh=fresh or once)
                 if connection.uses == 0 and endpoint.standing.unreachable and endpoint.accepted():
                     self.on_trouble()
             head, body = outgoing.encode(endpoint)
