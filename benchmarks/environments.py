@@ -40,6 +40,8 @@ class Environment:
     """Packages that have no wheel and may be built."""
     python: str = sys.executable
     """The interpreter it is made with."""
+    compiled: bool = False
+    """Whether pip makes its bytecode: worth it where a server is many processes, each of which would make it anew."""
 
     @property
     def home(self) -> Path:
@@ -59,7 +61,7 @@ class Environment:
 
     @property
     def _pins(self) -> str:
-        return "\n".join((*self.requirements, *self.bare))
+        return "\n".join((*self.requirements, *self.bare, *(["compiled"] if self.compiled else [])))
 
     def version(self) -> str:
         """The version of the first requirement, as pinned."""
@@ -74,7 +76,8 @@ class Environment:
         self.home.parent.mkdir(parents=True, exist_ok=True)
         subprocess.run([self.python, "-m", "venv", str(self.home)], check=True)
         pip = [str(self.bin / "python"), "-m", "pip", "--disable-pip-version-check"]
-        options = ["--no-compile", "--progress-bar", "off", "--only-binary", ":all:"]
+        options = ["--compile" if self.compiled else "--no-compile"]
+        options += ["--progress-bar", "off", "--only-binary", ":all:"]
         if self.sources:
             options += ["--no-binary", ",".join(self.sources)]
         self._run([*pip, "install", *options, *self.requirements])

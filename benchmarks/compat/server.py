@@ -82,6 +82,8 @@ class Server:
         if self.environment is None:
             return {**os.environ, "PYTHONPATH": str(ROOT), **self.env}
         clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        # Some start their own commands by name.
+        clean["PATH"] = f"{own(self.environment).bin}{os.pathsep}{clean.get('PATH', os.defpath)}"
         return {**clean, "OMP_NUM_THREADS": "1", **self.env}
 
 

@@ -1,6 +1,7 @@
 """A Ray Serve application that doubles what it is given, whatever the path, and streams under one."""
 
 import asyncio
+import os
 import signal
 import sys
 
@@ -31,10 +32,27 @@ class Twice:
             await asyncio.sleep(0.01)
 
 
+def _stop(number, frame):
+    """Leave by way of `finally`, so that nothing that Ray started is left behind."""
+    raise SystemExit(0)
+
+
 if __name__ == "__main__":
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, configure_logging=False, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
-    serve.run(Twice.bind(), name="twice", route_prefix="/")
-    signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+            object_store_memory=100 * 1024 * 1024,
+            _node_ip_address="127.0.0.1",
+            _temp_dir=os.getcwd(),
+        )
+        serve.start(http_options={"host": "127.0.0.1", "port": int(sys.argv[1])})
+        serve.run(Twice.bind(), name="twice", route_prefix="/")
+        signal.pause()
+    finally:
+        ray.shutdown()
