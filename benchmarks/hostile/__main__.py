@@ -26,6 +26,7 @@ PARTS: dict[str, str] = {
     "slow": "bodies that trickle, and crowds of idle connections",
     "crossing": "junk behind answers on kept connections",
     "joining": "odd inputs in merged calls, and servers that read and answer them loosely",
+    "following": "follow-ups on what one of two servers keeps, also while it is away",
     "restarts": "servers that die and come back, and whom it costs an answer",
     "sick": "a server that fails fast beside one that is well",
     "state": "a state file that is damaged, in the way, or another's",

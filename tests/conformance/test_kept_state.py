@@ -340,6 +340,36 @@ async def test_a_follow_up_waits_for_who_comes_back() -> None:
             await stack.settled()
 
 
+async def test_a_keeper_that_an_operator_drains_is_not_waited_for() -> None:
+    async with StatefulUpstream() as one, StatefulUpstream() as two:
+        async with Stack(one.url, two.url) as stack, RawClient(stack.port) as client:
+            id = await made_on(one, client)
+            before = len(two.asked)
+            stack.pool.take_out(one.url, True, 0.0, "admin:a")
+            answer = await client.ask("GET", f"{RESPONSES}/{id}")
+            assert (answer.status, answer.header("x-trimtab-reason")) == (503, "keeper_away")
+            assert len(two.asked) == before
+            stack.pool.take_out(one.url, False, 0.0, "admin:a")
+            assert (await client.ask("GET", f"{RESPONSES}/{id}")).status == 200
+            await stack.settled()
+
+
+async def test_only_so_many_wait_for_one_upstream() -> None:
+    async with StatefulUpstream() as one, StatefulUpstream() as two:
+        async with Stack(one.url, two.url, queue={"max_requests": 1}) as stack:
+            async with RawClient(stack.port) as client, RawClient(stack.port) as more:
+                id = await made_on(one, client)
+                await one.stop()
+                client.send(request_bytes("GET", f"{RESPONSES}/{id}"))
+                async with asyncio.timeout(10):
+                    while not len(stack.pool.holding._for_one):  # noqa: ASYNC110
+                        await asyncio.sleep(0.005)
+                answer = await more.ask("GET", f"{RESPONSES}/{id}")
+                assert (answer.status, answer.header("x-trimtab-reason")) == (503, "queue_full")
+                assert (await more.ask("POST", RESPONSES, body=ASK)).status == 200
+            await stack.settled()
+
+
 async def test_who_leaves_while_it_waits_leaves_nothing_behind() -> None:
     async with StatefulUpstream() as one, StatefulUpstream() as two:
         async with Stack(one.url, two.url) as stack:
