@@ -9,7 +9,7 @@ import orjson
 
 from proxy.config.model import PoolConfig
 from proxy.headers import RequestFields
-from proxy.upstream.routing import AffinityKey
+from proxy.ticket import AffinityKey
 from proxy.wire.base import Call
 
 __all__ = ["AffinityReader", "affinity_of", "header_key", "prefix_key", "prompt_bytes"]

@@ -13,7 +13,6 @@ there, only a full batch goes early, and what waits goes as soon as an upstream 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from enum import StrEnum
 from math import inf
 from typing import Final, Protocol
 
@@ -22,9 +21,10 @@ from controller.setpoints import Setpoints
 from controller.verdict import Choice
 from policies.base import Job
 from proxy.clock import Clock, Timer
+from proxy.hooks import ClosedBy
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
-__all__ = ["EPSILON_S", "GATE", "ClosedBy", "Former", "GateBatcher", "Plain", "Window", "when_due"]
+__all__ = ["EPSILON_S", "GATE", "Former", "GateBatcher", "Plain", "Window", "when_due"]
 
 GATE: Hashable = ("gate",)
 """The lane of everybody who is not merged."""
@@ -35,25 +35,6 @@ _MORE: Final = 4
 """So many more than there are free places are shown to the controller: some may be hopeless."""
 _FURTHER: Final = 64
 """And so many where express requests stand among others, lest a row of them hide who is next of the others."""
-
-
-class ClosedBy(StrEnum):
-    """Why a batch went when it did."""
-
-    FULL = "size"
-    """No more items would have fitted."""
-    TOKENS = "tokens"
-    """No more tokens would have fitted."""
-    WINDOW = "window"
-    """The first of it had waited the window out."""
-    IDLE = "idle"
-    """An upstream had nothing to do and waiting promised nothing."""
-    EXPRESS = "express"
-    """One of it does not wait for windows."""
-    DEADLINE = "deadline"
-    """One of it could not have waited the window out."""
-    DRAIN = "drain"
-    """The pool is going away."""
 
 
 class Former(Protocol):

@@ -2,33 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import Protocol
 
 from controller.loop import PoolController
 from proxy.config.model import PoolConfig
 from proxy.hooks import Hooks
+from proxy.pool import Pool
 
-if TYPE_CHECKING:
-    from proxy.pool import Pool
-
-__all__ = ["WHOLE", "Control", "Share"]
-
-
-class Share(NamedTuple):
-    """Which part of what the configuration allows is this process's own."""
-
-    number: int
-    """Its number, from 0."""
-    of: int
-    """How many processes there are."""
-
-    def part(self, whole: int) -> int:
-        """Return this process's part of `whole`, at least 1; the parts differ by one at most."""
-        return max(1, whole // self.of + (self.number < whole % self.of))
-
-
-WHOLE = Share(0, 1)
-"""There is only this process."""
+__all__ = ["Control"]
 
 
 class Control(Protocol):

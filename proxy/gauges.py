@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from controller.slo import LATENCIES
-from proxy.admin.operator import PoolView
+from proxy.pool_view import PoolView
 
 __all__ = ["STATES", "VERDICTS", "PoolGauges"]
 

@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from enum import StrEnum
 from typing import Protocol
 
 from mypy_extensions import mypyc_attr
 
 from controller.observation import Observation
 
-__all__ = ["Hooks", "NullHooks", "PassingHooks"]
+__all__ = ["ClosedBy", "Hooks", "NullHooks", "PassingHooks"]
+
+
+class ClosedBy(StrEnum):
+    """Why a batch went when it did."""
+
+    FULL = "size"
+    """No more items would have fitted."""
+    TOKENS = "tokens"
+    """No more tokens would have fitted."""
+    WINDOW = "window"
+    """The first of it had waited the window out."""
+    IDLE = "idle"
+    """An upstream had nothing to do and waiting promised nothing."""
+    EXPRESS = "express"
+    """One of it does not wait for windows."""
+    DEADLINE = "deadline"
+    """One of it could not have waited the window out."""
+    DRAIN = "drain"
+    """The pool is going away."""
 
 
 class Hooks(Protocol):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from controller.decision import Decision
-from proxy.admin.operator import PoolView
 from proxy.clock import Clock
 from proxy.config.model import StateConfig
+from proxy.pool_view import PoolView
 from proxy.prediction import Lengths
 from proxy.state import capture
 from proxy.store import Store, StoreError

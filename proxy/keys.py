@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from controller.observation import Result
 from proxy.config.access import KeyConfig, KeyLimitsConfig
 from proxy.config.pool import ClassConfig
-from proxy.control import WHOLE, Share
+from proxy.config.share import WHOLE, Share
 from proxy.headers import RequestFields
 from proxy.incoming import Incoming
 from proxy.limits import Allowance, Bucket

@@ -103,7 +103,15 @@ class MergeRuns:
                 run.checked = self._sent % len(members)
                 run.vouched = vouched
         if self.tracing is not None:
-            run.shared = self.tracing.share(batch, members, endpoint.name, now)
+            run.shared = self.tracing.share(
+                [member.ticket for member in members],
+                batch.items,
+                batch.closed_by,
+                held_since=batch.held_since,
+                wire=one.wire.name,
+                upstream=endpoint.name,
+                now=now,
+            )
         self._runs.add(run)
         run.start(self._loop, self._runs.discard)
 

@@ -10,8 +10,9 @@ from controller.load import Load
 from controller.verdict import Choice
 from policies.heap import Handle, JobHeap
 from policies.packing import pack
-from proxy.batcher import EPSILON_S, ClosedBy, Former, Window, when_due
+from proxy.batcher import EPSILON_S, Former, Window, when_due
 from proxy.clock import Clock
+from proxy.hooks import ClosedBy
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
 __all__ = ["Batch", "MergeBatcher", "Slots", "by_length"]

@@ -16,14 +16,14 @@ from proxy.outcome import InternalFault, NoUpstream, Outcome, OutOfConnections, 
 from proxy.parts import PartHeads
 from proxy.shared_head import shared_lines
 from proxy.trust import MergeTrust
-from proxy.turn import Answer, MergeTurn
+from proxy.turn import Answer, MergeTurn, SharedRun
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.group import MOST_DEATHS, Group
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import MergeMismatch, Reply, WireFormat
 
 if TYPE_CHECKING:
-    from proxy.tracing import SharedCall
+    from proxy.trace import SharedCall
 
 __all__ = ["MAX_ANSWER_BYTES", "MergeRun", "outcome_of"]
 
@@ -63,7 +63,7 @@ def _target(member: MergeTurn) -> str:
     return member.outgoing.target.decode("utf-8", "surrogateescape")
 
 
-class MergeRun:
+class MergeRun(SharedRun):
     """Sends a batch and hands out the parts.
 
     When the call fails in a way that one item may be to blame for, the batch is halved until the guilty are alone.

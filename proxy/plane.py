@@ -17,7 +17,8 @@ from proxy import logs
 from proxy.access_log import AccessLog
 from proxy.clock import Clock, Timer
 from proxy.config.model import Config, PoolConfig
-from proxy.control import WHOLE, Control, Share
+from proxy.config.share import WHOLE, Share
+from proxy.control import Control
 from proxy.cors import Cors
 from proxy.descriptors import let_in
 from proxy.handler import Handler

@@ -17,12 +17,12 @@ from controller.slo import SLO
 from policies.registry import create_policy
 from proxy.admission import Admission
 from proxy.affinity import affinity_of
-from proxy.batcher import ClosedBy, Former, GateBatcher, Plain
+from proxy.batcher import Former, GateBatcher, Plain
 from proxy.clock import Clock
 from proxy.config.model import PoolConfig
-from proxy.control import WHOLE, Share
+from proxy.config.share import WHOLE, Share
 from proxy.holding import Holding
-from proxy.hooks import Hooks, NullHooks
+from proxy.hooks import ClosedBy, Hooks, NullHooks
 from proxy.keepers import Keepers
 from proxy.lease import Lease, LeaseBook
 from proxy.merge_runs import MergeRuns

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
-from proxy.batcher import ClosedBy
+from proxy.hooks import ClosedBy
 from proxy.instruments import Count, Histogram, HistogramFamily
 
 if TYPE_CHECKING:

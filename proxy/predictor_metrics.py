@@ -10,7 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from proxy.admin.operator import PoolView
+from proxy.pool_view import PoolView
 
 __all__ = ["STEPS", "USES", "PredictorMetrics"]
 

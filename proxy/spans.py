@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from proxy.trace import Attributes
+
 if TYPE_CHECKING:
     from controller.observation import Observation
     from proxy.ticket import Ticket
 
-__all__ = ["Attributes", "address", "answer", "batch", "common", "model", "name", "server", "title"]
-
-Attributes = dict[str, str | int | float | bool | tuple[str, ...]]
+__all__ = ["address", "answer", "batch", "common", "model", "name", "server", "title"]
 
 _OPERATIONS = {
     "chat.completions": "chat", "messages": "chat", "responses": "chat", "ollama.chat": "chat",

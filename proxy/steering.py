@@ -17,7 +17,7 @@ from controller.observation import Observation
 from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
 from proxy.admin.history import History
-from proxy.admin.operator import PoolView, Reloaded
+from proxy.admin.operator import Reloaded
 from proxy.admin.server import AdminServer
 from proxy.clock import Clock, LoopClock
 from proxy.collectors import StateKept
@@ -26,6 +26,7 @@ from proxy.config.model import Config, PoolConfig
 from proxy.journal import JournalFile
 from proxy.keeper import Keeper
 from proxy.metrics import Metrics
+from proxy.pool_view import PoolView
 from proxy.reload import compare
 from proxy.rules import controller_for
 from proxy.state import restore, restored_config

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 from math import inf
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
 from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
+from proxy.trace import Trace
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.outgoing import Outgoing
-from proxy.upstream.routing import AffinityKey
 from proxy.wire.base import Call, Tap
 
-if TYPE_CHECKING:
-    from proxy.tracing import Trace
+__all__ = ["AffinityKey", "Ticket"]
 
-__all__ = ["Ticket"]
+AffinityKey: TypeAlias = bytes | tuple[int, ...]
+"""What ties a request to an upstream: the value of a header, or the chained hashes of its prompt's blocks."""
 
 _UNSENDABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 

@@ -13,7 +13,7 @@ import random
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from policies import __version__
 from proxy import spans
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.model import TracingConfig
+from proxy.trace import Attributes, SharedCall, Trace
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -30,85 +31,12 @@ if TYPE_CHECKING:
 
     from proxy.headers import RawHeaders
     from proxy.incoming import Incoming
-    from proxy.merger import Batch
     from proxy.ticket import Ticket
-    from proxy.turn import MergeTurn
 
-__all__ = ["SharedCall", "Trace", "Tracing", "exporter_for"]
+__all__ = ["Tracing", "exporter_for"]
 
 _TRACEPARENT = re.compile(rb"^[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})$")
 _MISSING = "needs OpenTelemetry; install it with `pip install 'trimtab[otel]'`, or leave tracing.enabled out"
-
-
-class Trace:
-    """The context of one sampled request, and what is noted for its spans while it runs."""
-
-    __slots__ = ("closed_by", "held_since", "parent_id", "request_id", "shared", "state", "trace_id", "upstream_id")
-
-    def __init__(self, trace_id: int, parent_id: int | None, state: str, request_id: int, upstream_id: int) -> None:
-        self.trace_id = trace_id
-        self.parent_id = parent_id
-        """The caller's span; None when the trace begins here."""
-        self.state = state
-        """The caller's tracestate."""
-        self.request_id = request_id
-        self.upstream_id = upstream_id
-        self.start_again()
-
-    def start_again(self) -> None:
-        """Go back to where no pool had taken the request."""
-        self.held_since: float | None = None
-        """Since when only the batching window kept it (monotonic seconds); None where that never did."""
-        self.closed_by = ""
-        """What ended the wait for company; empty where there was none."""
-        self.shared: SharedCall | None = None
-        """The upstream call that it shared with others."""
-
-    def let_go(self, held_since: float | None, closed_by: str) -> None:
-        """Note how its wait for company ended."""
-        self.held_since, self.closed_by = held_since, closed_by
-
-    @property
-    def hex(self) -> str:
-        """The trace's id as it is written."""
-        return f"{self.trace_id:032x}"
-
-    def onto(self, lines: bytes) -> bytes:
-        """Return field lines for the upstream in which its parent is our call, not the caller's."""
-        return _onto(lines, self.trace_id, self.upstream_id)
-
-
-class SharedCall:
-    """One upstream call that answers several requests, as far as they are traced.
-
-    It belongs to the trace of the first of them and links to all.
-    """
-
-    __slots__ = ("_tell", "attributes", "begun", "members", "span_id", "title")
-
-    def __init__(
-        self, tell: Callable[[SharedCall, int, str], None], span_id: int, members: tuple[Trace, ...], begun: float
-    ) -> None:
-        self._tell = tell
-        self.span_id = span_id
-        self.members = members
-        self.begun = begun
-        """Monotonic seconds."""
-        self.title = ""
-        self.attributes: spans.Attributes = {}
-
-    @property
-    def trace_id(self) -> int:
-        """The trace that it belongs to."""
-        return self.members[0].trace_id
-
-    def onto(self, lines: bytes) -> bytes:
-        """Return field lines for the upstream in which its parent is this call."""
-        return _onto(lines, self.trace_id, self.span_id)
-
-    def over(self, calls: int, error: str) -> None:
-        """Tell its span; it took `calls` requests upstream. `error` says why nobody was answered, if nobody was."""
-        self._tell(self, calls, error)
 
 
 def exporter_for(config: TracingConfig) -> SpanExporter:
@@ -172,21 +100,30 @@ class Tracing:
             return None
         return Trace(int(found[1], 16), int(found[2], 16), ",".join(state), draw(64) or 1, draw(64) or 1)
 
-    def share(self, batch: Batch, members: Sequence[MergeTurn], upstream: str, now: float) -> SharedCall | None:
+    def share(
+        self,
+        tickets: Sequence[Ticket],
+        items: int,
+        closed_by: str,
+        *,
+        held_since: float | None,
+        wire: str,
+        upstream: str,
+        now: float,
+    ) -> SharedCall | None:
         """Note what goes upstream together. Returns the call that they share; None when none or one of them goes."""
-        tickets = [member.ticket for member in members]
         traced = [ticket for ticket in tickets if ticket.trace is not None]
         traces = tuple([ticket.trace for ticket in traced if ticket.trace is not None])
         for trace in traces:
-            trace.let_go(batch.held_since, batch.closed_by)
-        if not traces or len(members) < 2:
+            trace.let_go(held_since, closed_by)
+        if not traces or len(tickets) < 2:
             return None
         shared = SharedCall(self._tell_shared, self._rng.getrandbits(64) or 1, traces, now)
         shared.title = spans.title(traced[0])
         shared.attributes = {
-            **spans.model(traced[0], members[0].wire.name),
-            "trimtab.batch.requests": len(members),
-            **spans.batch(batch.items, batch.closed_by),
+            **spans.model(traced[0], wire),
+            "trimtab.batch.requests": len(tickets),
+            **spans.batch(items, closed_by),
             **spans.address(upstream),
         }
         for trace in traces:
@@ -226,7 +163,7 @@ class Tracing:
         self._end(queue, end)
 
     def _tell_call(
-        self, trace: Trace, inside: Span, ticket: Ticket, obs: Observation, about: spans.Attributes, error: str
+        self, trace: Trace, inside: Span, ticket: Ticket, obs: Observation, about: Attributes, error: str
     ) -> None:
         """Tell the upstream call, or the part in one that was shared, and the time to its first token."""
         from opentelemetry.trace import Link, SpanKind
@@ -258,7 +195,7 @@ class Tracing:
 
     def _begin(
         self, name: str, parent: Context, at: float, span_id: int = 0, kind: SpanKind | None = None,
-        attributes: spans.Attributes | None = None, links: Sequence[Link] = (),
+        attributes: Attributes | None = None, links: Sequence[Link] = (),
     ) -> Span:  # fmt: skip
         """Start a span at a monotonic time; the caller must end it. Its id is drawn where none is given."""
         from opentelemetry.trace import SpanKind
@@ -288,11 +225,6 @@ class Tracing:
     def close(self) -> None:
         """Send what is left. Blocks for as long as that takes, at most some seconds."""
         self._provider.shutdown()
-
-
-def _onto(lines: bytes, trace_id: int, span_id: int) -> bytes:
-    kept = b"".join([line for line in lines.splitlines(True) if not line[:12].lower().startswith(b"traceparent:")])
-    return b"%btraceparent: 00-%032x-%016x-01\r\n" % (kept, trace_id, span_id)
 
 
 def _context(trace_id: int, span_id: int, state: str = "") -> SpanContext:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
-from typing import TYPE_CHECKING
 
 from policies.base import Job
 from proxy.lease import Lease
@@ -16,10 +16,7 @@ from proxy.ticket import Ticket
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import Call, WireFormat
 
-if TYPE_CHECKING:
-    from proxy.merging import MergeRun
-
-__all__ = ["Answer", "MergeTurn", "Turn"]
+__all__ = ["Answer", "MergeTurn", "SharedRun", "Turn"]
 
 
 @dataclass(slots=True, init=False)
@@ -78,6 +75,16 @@ class Turn(Waiting):
             self.future.set_result(None)
 
 
+class SharedRun(ABC):
+    """An upstream call that several turns became part of."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def member_gone(self) -> None:
+        """A client left."""
+
+
 class MergeTurn(Waiting):
     """Waits for its part of a merged answer; `notify` is called once, when that or a reason why not is there."""
 
@@ -122,7 +129,7 @@ class MergeTurn(Waiting):
         self.outcome: Outcome | None = None
         """Why there is no answer."""
         self.why: Drop | None = None
-        self.run: MergeRun | None = None
+        self.run: SharedRun | None = None
         """The upstream call it became part of."""
         self.told = False
         """Whether whoever waits for it has heard."""

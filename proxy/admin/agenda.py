@@ -11,8 +11,8 @@ from typing import Any
 from controller.decision import Decision
 from proxy.admin.changes import BODIES, Kind, steps
 from proxy.admin.expiry import Expiry, undo_of
-from proxy.admin.operator import PoolView
 from proxy.clock import Clock, Timer
+from proxy.pool_view import PoolView
 
 __all__ = ["MAX_PLANS", "Agenda", "Plan"]
 

@@ -9,11 +9,11 @@ from aiohttp import web
 from proxy.admin.base import Group, answer
 from proxy.admin.changes import BODIES, KNOBS, Kind, check, steps
 from proxy.admin.expiry import undo_of
-from proxy.admin.operator import PoolView
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import actor_of, integer, moment, read_body, require_match, seconds
 from proxy.admin.schemas import DecisionsOut, DrainIn, HistoryOut, PlanOut, PlansOut, PoolsOut, RollbackIn
 from proxy.admin.views import etag, laws, plans_etag, pool_summary, restored_slo, show_decision
+from proxy.pool_view import PoolView
 
 __all__ = ["MAX_DECISIONS", "PoolsApi"]
 

@@ -9,10 +9,11 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from controller.decision import Decision
-from proxy.admin.operator import Operator, PoolView
+from proxy.admin.operator import Operator
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import actor_of
 from proxy.admin.views import etag, pool_detail
+from proxy.pool_view import PoolView
 
 __all__ = ["AUDIT", "Group", "answer"]
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 from controller.decision import Decision
 from controller.laws import check_steering, make_law
-from proxy.admin.operator import PoolView
 from proxy.admin.problem import field_error
 from proxy.admin.schemas import FreezeIn, LawIn, SetpointsPatch, SloPatch, TargetsPatch
 from proxy.admin.views import merged_slo
 from proxy.config.base import Section
+from proxy.pool_view import PoolView
 
 __all__ = ["BODIES", "KNOBS", "Change", "Kind", "check", "check_bounds", "steps"]
 

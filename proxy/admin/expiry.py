@@ -11,8 +11,8 @@ from controller.decision import Decision
 from controller.loop import PoolController
 from controller.slo import SLO
 from proxy.admin.changes import Kind
-from proxy.admin.operator import PoolView
 from proxy.clock import Clock, Timer
+from proxy.pool_view import PoolView
 
 __all__ = ["Expiry", "Pending", "undo_of"]
 

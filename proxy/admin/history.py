@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from controller.slo import LATENCIES
-from proxy.admin.operator import PoolView
 from proxy.clock import Clock, Timer
+from proxy.pool_view import PoolView
 
 __all__ = ["EVERY_S", "History"]
 

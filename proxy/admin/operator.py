@@ -6,19 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from controller.decision import Decision
-from controller.load import Load
-from controller.loop import PoolController
 from controller.observation import Observation
 from proxy.clock import Clock
-from proxy.config.model import Config, PoolConfig
+from proxy.config.model import Config
 from proxy.metrics import Metrics
+from proxy.pool_view import PoolView
 
 if TYPE_CHECKING:
     from proxy.admin.agenda import Agenda
     from proxy.admin.expiry import Expiry
     from proxy.admin.history import History
 
-__all__ = ["Operator", "PoolView", "Reloaded"]
+__all__ = ["Operator", "Reloaded"]
 
 
 class Reloaded(NamedTuple):
@@ -27,46 +26,6 @@ class Reloaded(NamedTuple):
     generation: int
     changed: tuple[str, ...]
     restart_required: tuple[str, ...]
-
-
-class PoolView(Protocol):
-    """A pool as operators see it."""
-
-    @property
-    def name(self) -> str:
-        """Its name in the configuration."""
-        ...
-
-    @property
-    def config(self) -> PoolConfig:
-        """The snapshot it runs on."""
-        ...
-
-    @property
-    def controller(self) -> PoolController:
-        """What turns its knobs."""
-        ...
-
-    def load(self, now: float) -> Load:
-        """Return its queue and calls in flight."""
-        ...
-
-    def stats(self) -> dict[str, Any]:
-        """Return its state in detail, JSON-ready."""
-        ...
-
-    def knobs_changed(self) -> None:
-        """Act on knobs that were turned from outside."""
-        ...
-
-    @property
-    def taken_out(self) -> tuple[str, ...]:
-        """URLs of upstreams that an operator has taken out."""
-        ...
-
-    def take_out(self, url: str, out: bool, now: float, actor: str) -> Decision:
-        """Let an upstream have nothing new and finish what it has, or take it back in. Raises ValueError."""
-        ...
 
 
 class Operator(Protocol):

@@ -14,11 +14,12 @@ from controller.loop import PoolController
 from controller.slo import SLO
 from proxy.admin.base import Group, answer
 from proxy.admin.changes import KNOBS, check_bounds
-from proxy.admin.operator import Operator, PoolView
+from proxy.admin.operator import Operator
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import read_body, require_match
 from proxy.admin.schemas import ExperimentIn, ShadowIn, WhatIfIn, WhatIfOut
 from proxy.admin.views import etag, merged_slo
+from proxy.pool_view import PoolView
 from proxy.whatif import Settings, TooLittle, ask, frame
 
 __all__ = ["TrialsApi"]

@@ -13,7 +13,6 @@ from typing import Any
 from controller.decision import Decision
 from controller.laws import LAWS, STEERING, law_options
 from controller.slo import SLO
-from proxy.admin.operator import PoolView
 from proxy.admin.schemas import (
     DecisionOut,
     LawOut,
@@ -26,6 +25,7 @@ from proxy.admin.schemas import (
     SloOut,
     TargetsPatch,
 )
+from proxy.pool_view import PoolView
 
 __all__ = ["etag", "laws", "merged_slo", "plans_etag", "pool_detail", "pool_summary", "restored_slo", "show_decision"]
 

@@ -8,18 +8,16 @@ import sys
 from collections.abc import Callable
 from math import inf
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from proxy.headers import ResponseFields
 from proxy.upstream.chunked import ChunkedBody
 from proxy.upstream.chunks import single_chunk, whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError
+from proxy.upstream.exchange import Exchange, Link
 from proxy.upstream.head import HeadReader, MalformedError
 from proxy.upstream.known_head import KnownHead
 from proxy.upstream.lazy_timer import LazyTimer
-
-if TYPE_CHECKING:
-    from proxy.upstream.exchange import Exchange
 
 __all__ = ["Connection"]
 
@@ -27,7 +25,7 @@ _UNTIL_CLOSE: Final = -1
 _LAST_CHUNK: Final = b"0\r\n\r\n"
 
 
-class Connection:
+class Connection(Link):
     """Carries one exchange after another; knows its deadline and whether it may carry another.
 
     Everything that arrives in one read is handed to the exchange at once, so that a read with ten pieces costs one

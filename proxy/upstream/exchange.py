@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from http import HTTPStatus
 from time import monotonic
@@ -10,7 +11,6 @@ from typing import Final, Protocol
 
 from proxy.headers import RawHeaders, ResponseFields
 from proxy.upstream.address import Address
-from proxy.upstream.connection import Connection
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.known_head import KnownHead
 from proxy.upstream.location import relocated
@@ -62,6 +62,32 @@ class Patience:
         self.connect_s = connect_s
         self.first_byte_s = first_byte_s
         self.between_s = between_s
+
+
+class Link(ABC):
+    """What an exchange runs over: a connection, as far as it is an exchange's business."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def start(self, exchange: Exchange, request: bytes, body: bytes, deadline: float) -> None:
+        """Send a request; the answer goes to `exchange`, which must come by `deadline` (monotonic seconds)."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Take no more from the upstream for now."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Take from the upstream again."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Close at once, whatever is under way. The exchange hears nothing more."""
+
+    @abstractmethod
+    def take_over(self) -> asyncio.Transport:
+        """Hand the bare transport to a tunnel."""
 
 
 class Exchange:
@@ -127,7 +153,7 @@ class Exchange:
         self._loop = loop
         self._between_s = between_s
         self._limit = limit
-        self._connection: Connection | None = None
+        self._connection: Link | None = None
         self._parts: list[bytes] = []
         self._buffered = 0
         self._ready = False
@@ -186,7 +212,7 @@ class Exchange:
 
     # -- for whoever wants the answer ----------------------------------------------------------------------
 
-    def send(self, connection: Connection, head: bytes, body: bytes, first_byte_s: float) -> None:
+    def send(self, connection: Link, head: bytes, body: bytes, first_byte_s: float) -> None:
         """Send the request over `connection`."""
         self._connection = connection
         self._first_byte_s = first_byte_s
@@ -194,7 +220,7 @@ class Exchange:
         connection.start(self, head, body, min(now + first_byte_s, self.total_deadline))
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> Link:
         """The connection the exchange runs over. Only while it runs."""
         assert self._connection is not None
         return self._connection

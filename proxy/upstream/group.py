@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from proxy.headers import lines_of
 from proxy.lease import Lease
+from proxy.ticket import AffinityKey
 from proxy.upstream.connection import Connection
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import Failure, UpstreamError
@@ -17,7 +18,7 @@ from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.repute import Repute
 from proxy.upstream.retry import RetryBudget
 from proxy.upstream.retry_after import retry_after_s
-from proxy.upstream.routing import AffinityKey, Router
+from proxy.upstream.routing import Router
 from proxy.upstream.verdicts import Verdicts
 from proxy.wire.base import Repeat, Tap
 

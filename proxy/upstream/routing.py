@@ -7,14 +7,12 @@ from collections import OrderedDict
 from collections.abc import Collection, Sequence
 from hashlib import blake2b
 from math import ceil, log
-from typing import Final, TypeAlias
+from typing import Final
 
+from proxy.ticket import AffinityKey
 from proxy.upstream.endpoint import Endpoint
 
-__all__ = ["AffinityKey", "LeastWork", "PrefixAffinity", "RoundRobin", "Router", "Sticky"]
-
-AffinityKey: TypeAlias = bytes | tuple[int, ...]
-"""What ties a request to an upstream: the value of a header, or the chained hashes of its prompt's blocks."""
+__all__ = ["LeastWork", "PrefixAffinity", "RoundRobin", "Router", "Sticky"]
 
 _MAX_HOLDERS: Final = 4
 _HASH_BYTES: Final = 8

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from proxy.workers.leader import Leader
+from proxy.config.model import Config
+from proxy.workers.member import Member
 
 __all__ = ["WorkerGauges"]
 
@@ -20,10 +20,26 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+class Crew(Protocol):
+    """Whoever leads the workers, as far as that is shown."""
+
+    restarts: int
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        ...
+
+    @property
+    def members(self) -> Mapping[int, Member]:
+        """The workers there are, by number."""
+        ...
+
+
 class WorkerGauges(Collector):
     """One series a worker, told apart by its number; `process_*` is the supervisor's own."""
 
-    def __init__(self, leader: Leader) -> None:
+    def __init__(self, leader: Crew) -> None:
         self._leader = leader
 
     def collect(self) -> Iterator[Metric]:

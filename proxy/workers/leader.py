@@ -21,35 +21,18 @@ from proxy.reload import keeps_controller
 from proxy.steering import Steering
 from proxy.tls import renew
 from proxy.workers.gauges import WorkerGauges
+from proxy.workers.member import Member
 from proxy.workers.pools import LedPool
 from proxy.workers.protocol import Channel, ProtocolError
 from proxy.workers.rows import observation_of, row_of
 
-__all__ = ["Leader", "Member"]
+__all__ = ["Leader"]
 
 _LOG = logging.getLogger("trimtab")
 _PATIENCE_S = 1.0
 """A worker that has not answered a scrape by then is shown as it was a moment ago."""
 _RELOAD_S = 30.0
 _SETTLE_S = 0.001
-
-
-class Member:
-    """One worker as the leader knows it."""
-
-    def __init__(self, number: int, pid: int, channel: Channel) -> None:
-        self.number = number
-        self.pid = pid
-        self.channel = channel
-        self.ready = asyncio.Event()
-        self.gone = asyncio.Event()
-        self.unready: list[str] = ["starting"]
-        self.inside = 0
-        self.dropped = 0
-        self.heard = 0
-        """Counts its messages."""
-        self.dump: Dump = {}
-        self.answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
 
 
 class Leader(Steering):

@@ -15,7 +15,8 @@ from proxy.config.model import Config
 from proxy.notify import Notifier
 from proxy.run import Signals, calm_collector, reload
 from proxy.watchdog import STUCK_S, Watchdog
-from proxy.workers.leader import Leader, Member
+from proxy.workers.leader import Leader
+from proxy.workers.member import Member
 from proxy.workers.protocol import Channel
 from proxy.workers.watch import CHECK_S, Watch
 

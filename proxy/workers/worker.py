@@ -17,7 +17,7 @@ from controller.shared import Follower
 from proxy import logs
 from proxy.clock import LoopClock
 from proxy.config.model import Config, PoolConfig
-from proxy.control import Share
+from proxy.config.share import Share
 from proxy.hooks import Hooks, PassingHooks
 from proxy.metrics import Metrics
 from proxy.plane import DataPlane, Prepared

@@ -12,7 +12,8 @@ from controller.setpoints import Setpoints
 from controller.verdict import Choice
 from policies.base import Job
 from policies.registry import create_policy
-from proxy.batcher import ClosedBy, GateBatcher
+from proxy.batcher import GateBatcher
+from proxy.hooks import ClosedBy
 from proxy.queue import Drop, Waiting, WaitQueue
 from tests.support.virtual_clock import VirtualClock
 

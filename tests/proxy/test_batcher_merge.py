@@ -11,7 +11,7 @@ from controller.load import Load
 from controller.setpoints import Setpoints
 from policies.base import Job
 from policies.registry import create_policy
-from proxy.batcher import ClosedBy
+from proxy.hooks import ClosedBy
 from proxy.merger import Batch, MergeBatcher
 from proxy.queue import Drop, Lane, Waiting, WaitQueue
 from tests.proxy.test_batcher_gate import Former

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from policies.base import Job
-from proxy.batcher import ClosedBy
+from proxy.hooks import ClosedBy
 from proxy.lease import LeaseBook
 from proxy.merger import Batch
 from proxy.merging import MergeRun

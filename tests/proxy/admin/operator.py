@@ -12,10 +12,11 @@ from controller.observation import Observation
 from proxy.admin.agenda import Agenda
 from proxy.admin.expiry import Expiry
 from proxy.admin.history import History
-from proxy.admin.operator import PoolView, Reloaded
+from proxy.admin.operator import Reloaded
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config, PoolConfig
 from proxy.metrics import Metrics
+from proxy.pool_view import PoolView
 from tests.support.virtual_clock import VirtualClock
 
 CONFIG: dict[str, Any] = {

@@ -13,7 +13,8 @@ from proxy.config.errors import ConfigError
 from proxy.config.model import Config
 from proxy.keepers import Keepers, digest_of
 from proxy.metrics import Metrics
-from proxy.workers.leader import Leader, Member
+from proxy.workers.leader import Leader
+from proxy.workers.member import Member
 from proxy.workers.protocol import Channel
 from tests.support.virtual_clock import VirtualClock
 

@@ -16,8 +16,8 @@ from controller.shared import Follower, Leader, orders
 from controller.slo import SLO
 from policies.base import Job
 from proxy.config.model import Config
+from proxy.config.share import Share
 from proxy.config.show import revealed
-from proxy.control import Share
 from proxy.instruments import CounterFamily, HistogramFamily
 from proxy.rules import controller_for
 from proxy.workers.pools import LedPool
