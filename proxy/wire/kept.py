@@ -50,11 +50,15 @@ _CASUAL = frozenset({"chat/completions", "messages"})
 _STATE = ("previous_response_id", "conversation")
 """Members of a response's request; one that was served shows that its server knows them."""
 
-_REFERENCE = re.compile(
-    rb'"(?:previous_response_id|conversation|conversation_id|input_file_id|file_id|thread_id|assistant_id'
-    rb'|vector_store_id|batch_id|training_file|validation_file|container|container_id)"\s*:\s*"([^"\\]{1,256})"'
-)
-_LIST = re.compile(rb'"(?:file_ids|vector_store_ids)"\s*:\s*\[([^\[\]{}]{0,8192})\]')
+_NAMES = (
+    b'"previous_response_id"', b'"conversation"', b'"conversation_id"', b'"thread_id"', b'"input_file_id"',
+    b'"file_id"', b'"file_ids"', b'"vector_store_id"', b'"vector_store_ids"', b'"assistant_id"', b'"batch_id"',
+    b'"container"', b'"container_id"', b'"training_file"', b'"validation_file"',
+)  # fmt: skip
+"""Members of a request that refer to something, at whatever depth."""
+_LOOKS: Final = 16
+"""So many members of one name are looked at."""
+_VALUE = re.compile(rb'\s*+:\s*+(?:"([^"\\]{1,256})"|\[([^\[\]{}]{0,8192})\])')
 _ENTRY = re.compile(rb'"([^"\\]{1,256})"')
 _IN_CHAT = (b'"file_id"', b'"container"')
 
@@ -140,11 +144,25 @@ def named(place: Place, payload: Any, body: bytes) -> tuple[str, ...]:
     if place.collection == "responses":
         found += [id for name in _STATE if (id := _of(payload, name))]
     if place.reads and body and (not place.casual or in_chat(body)):
-        part = body[:READ_BYTES]
-        found += [each.decode("utf-8", "replace") for each in _REFERENCE.findall(part)]
-        for entries in _LIST.findall(part):
-            found += [each.decode("utf-8", "replace") for each in _ENTRY.findall(entries)]
-    return tuple(dict.fromkeys(found[: 4 * _MOST]))[:_MOST]
+        found += _inside(body)
+    return tuple(dict.fromkeys(found))[:_MOST]
+
+
+def _inside(body: bytes) -> list[str]:
+    """Return what the members of a body refer to. Searching for each name costs less than looking at each quote."""
+    found: list[bytes] = []
+    for name in _NAMES:
+        at = body.find(name, 0, READ_BYTES)
+        looks = _LOOKS
+        while at >= 0 and looks:
+            looks -= 1
+            at += len(name)
+            value = _VALUE.match(body, at, READ_BYTES)
+            if value is not None:
+                single: bytes | None = value.group(1)
+                found += [single] if single is not None else _ENTRY.findall(value.group(2))[:_MOST]
+            at = body.find(name, at, READ_BYTES)
+    return [each.decode("utf-8", "replace") for each in found]
 
 
 def answered(data: bytes) -> Answered | None:
