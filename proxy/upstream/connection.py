@@ -23,6 +23,8 @@ __all__ = ["Connection"]
 
 _UNTIL_CLOSE: Final = -1
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+_BODY_BEHIND_S: Final = 0.1
+"""Some servers answer HEAD with a head and send the body all the same, a moment later: it is waited for."""
 
 
 class Connection(Link):
@@ -201,7 +203,9 @@ class Connection(Link):
             try:
                 start = self._begin(exchange, data)
             except MalformedError as error:
-                self._fail(UpstreamError(Failure.PROTOCOL, str(error)))
+                # On a kept connection it may be what the one before was still to be told.
+                kept = first and self.uses > 1
+                self._fail(UpstreamError(Failure.STALE if kept else Failure.PROTOCOL, str(error)))
                 return
             if start < 0:
                 return
@@ -354,7 +358,11 @@ class Connection(Link):
         self.unasked = behind
         if exchange.keep_alive and not behind and not self.uploading:
             self._head.settle(body if self._chunked is None and not exchange.fields.chunked else _LAST_CHUNK)
-            self._rest(exchange.status)
+            if exchange.bodiless and (exchange.content_length or exchange.fields.chunked):
+                self._exchange = self._sink = None
+                self._loop.call_later(_BODY_BEHIND_S, self.leave)
+            else:
+                self._rest(exchange.status)
         else:
             self._exchange = self._sink = None
             self.transport.close()

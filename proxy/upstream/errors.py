@@ -21,7 +21,7 @@ class Failure(StrEnum):
     NO_DESCRIPTORS = "no_descriptors"
     """We may open no more files: nothing was sent, and the upstream has nothing to do with it."""
     STALE = "stale"
-    """A kept connection was closed by the other side before it answered anything."""
+    """A kept connection was closed by the other side, or brought what is no answer, before it answered anything."""
     RESET = "reset"
     """The connection broke before the answer was complete."""
     PROTOCOL = "protocol"

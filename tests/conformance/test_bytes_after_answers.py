@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from random import Random
 
@@ -66,6 +67,55 @@ async def test_bytes_behind_the_answer_to_head_reach_nobody(behind: str) -> None
             assert (await client.ask("HEAD", path)).header("content-length") == "4"
             assert (await client.ask("GET", "/clean")).body == b"mine"
         assert up.connections == 4
+
+
+class Turns:
+    """An upstream that says to each request of each connection what is written for it, whatever comes meanwhile."""
+
+    def __init__(self, *connections: Sequence[Sequence[bytes | float]]) -> None:
+        self.left = list(connections)
+
+    async def __aenter__(self) -> str:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            for said in self.left.pop(0):
+                await reader.readuntil(b"\r\n\r\n")
+                for what in said:
+                    if isinstance(what, float):
+                        await asyncio.sleep(what)
+                    else:
+                        writer.write(what)
+            await reader.read()
+        writer.close()
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+@pytest.mark.parametrize("behind", ["an answer", "a letter", "blank lines", "an interim answer", "NULs"])
+async def test_a_body_that_comes_behind_the_answer_to_head_is_nobodys_answer(behind: str, method: str) -> None:
+    """Servers that are given a body for HEAD may send it, in a packet of its own."""
+    late = [[WHOLE[:-4], 0.01, JUNK[behind]], [WHOLE]]
+    async with Turns(late, [[WHOLE]]) as url, Stack(url) as stack, RawClient(stack.port) as client:
+        assert (await client.ask("HEAD", "/")).header("content-length") == "4"
+        answer = await client.ask(method, "/")
+        assert (answer.status, answer.body) == (200, b"" if method == "HEAD" else b"mine")
+        await stack.settled()
+        assert stack.pool.stats()["upstreams"][0]["failures_in_row"] == 0
+
+
+@pytest.mark.parametrize("behind", ["a last chunk", "a trailer", "NULs"])
+async def test_what_is_no_answer_on_a_kept_connection_costs_no_request_that_may_be_sent_again(behind: str) -> None:
+    turns = Turns([[WHOLE], [JUNK[behind]]], [[WHOLE]])
+    async with turns as url, Stack(url) as stack, RawClient(stack.port) as client:
+        for _ in range(2):
+            assert (await client.ask("GET", "/")).body == b"mine"
+        assert stack.pool.stats()["upstreams"][0]["failures_in_row"] == 0
+        assert turns.left == []
 
 
 async def test_an_early_answer_to_an_upload_with_bytes_behind_it() -> None:
