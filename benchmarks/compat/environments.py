@@ -15,6 +15,11 @@ _VISION = ("torchvision", "torchaudio", "torchcodec")
 # What its sentence-transformers asks for; left to itself pip tries every release of the newer ones first.
 _OLDER = ("transformers==4.57.6", "huggingface_hub<1")
 
+_STACKS = (
+    "uvicorn[standard]==0.54.0", "hypercorn==0.18.0", "granian==2.8.9", "gunicorn==27.0.1", "waitress==3.0.2",
+    "cheroot==11.1.2", "werkzeug==3.1.9", "tornado==6.6.1", "aiohttp==3.14.5", "sanic==25.12.1",
+)  # fmt: skip
+
 CLIENTS = Environment(
     "clients",
     (
@@ -40,6 +45,7 @@ ENVIRONMENTS = {
         Environment("mlflow", ("mlflow==3.17.2", "virtualenv")),
         Environment("mlserver", ("mlserver==1.7.1", "mlserver-sklearn==1.7.1")),
         Environment("ray", ("ray[serve]==2.60.0",), compiled=True),
+        Environment("stacks", _STACKS),
         # Its Triton embeds Debian's libpython, so Debian's interpreter makes the environment.
         Environment("pytriton", ("nvidia-pytriton==0.7.0", "numpy<2"), python="/usr/bin/python3.11"),
         Environment("transformers", ("transformers[serving]==5.17.0", _TORCH, "requests"), unwanted=_VISION),

@@ -34,6 +34,8 @@ class Ask:
     """Members of the answer that are not compared."""
     tolerance: float = 0.0
     """How far numbers may be apart, of their size: only where requests are merged into another batch."""
+    chunked: bool = False
+    """Whether the body is sent in chunks, without a length."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,13 @@ def _connection(url: str, timeout_s: float) -> http.client.HTTPConnection:
 
 
 def _exchange(connection: http.client.HTTPConnection, question: Ask) -> Answer:
-    connection.request(question.method, question.path, question.body, dict(question.headers))
+    body = question.body
+    pieces = (
+        None if body is None or not question.chunked else [body[at : at + 7000] for at in range(0, len(body), 7000)]
+    )
+    fields = {**dict(question.headers), **({} if pieces is None else {"Transfer-Encoding": "chunked"})}
+    sent = body if pieces is None else pieces
+    connection.request(question.method, question.path, sent, fields, encode_chunked=pieces is not None)
     response = connection.getresponse()
     try:
         body, whole = response.read(), True

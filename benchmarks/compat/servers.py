@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from benchmarks.compat import foreign, generative, numeric, stand_ins
+from benchmarks.compat import foreign, generative, numeric, stacks, stand_ins
 from benchmarks.compat.server import Server
 
 __all__ = ["SERVERS"]
@@ -29,6 +29,7 @@ SERVERS: Mapping[str, Server] = {
         foreign.MLFLOW,
         foreign.MLSERVER,
         foreign.RAY,
+        *stacks.STACKS,
         stand_ins.OLLAMA,
         stand_ins.TGI,
         stand_ins.TEI,
