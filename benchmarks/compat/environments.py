@@ -59,6 +59,7 @@ ENVIRONMENTS = {
             ("torchserve==0.12.0", "torch-model-archiver==0.12.0", _TORCH, "pyyaml", "setuptools<81"),
             unwanted=_VISION,
         ),
+        PROXY_PEERS["litellm"],
         PROXY_PEERS["mosec"],
         VLLM,
     )

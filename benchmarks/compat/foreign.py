@@ -9,13 +9,14 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 from benchmarks.compat import asks
-from benchmarks.compat.exchange import Ask, post
+from benchmarks.compat.exchange import VOLATILE, Ask, post
 from benchmarks.compat.server import APPS, Place, Server, own
 
-__all__ = ["BENTOML", "GRADIO", "KSERVE", "LLAMACPP", "MLFLOW", "MLSERVER", "RAY"]
+__all__ = ["BENTOML", "GRADIO", "KSERVE", "LITELLM", "LLAMACPP", "MLFLOW", "MLSERVER", "RAY"]
 
 _COMPANY = 8
 _VOLATILE = frozenset({"duration", "average_duration", "event_id"})
@@ -226,3 +227,50 @@ RAY = _app(
     "Ray Serve",
     env={"RAY_USAGE_STATS_ENABLED": "0", "RAY_DISABLE_IMPORT_WARNING": "1"},
 )
+
+
+def _hello(number: int) -> dict[str, Any]:
+    return {"model": "demo", "messages": [{"role": "user", "content": "x" * number}], "stream": number % 2 == 0}
+
+
+_MODELS = """\
+model_list:
+  - model_name: demo
+    litellm_params: {model: openai/demo, api_key: none, mock_response: "Paris is the capital of France."}
+litellm_settings: {num_retries: 0, telemetry: false}
+"""
+
+
+def _litellm(place: Place) -> list[str]:
+    (place.folder / "models.yaml").write_text(_MODELS)
+    where = ["--host", "127.0.0.1", "--port", str(place.port)]
+    return [str(own("litellm").bin / "litellm"), "--config", "models.yaml", *where]
+
+
+_SPENT = VOLATILE | {"x-litellm-call-id", "litellm_call_id", "completion_id"}
+
+LITELLM = Server(
+    "litellm",
+    "LiteLLM's proxy (mocked answers)",
+    _litellm,
+    "/health/readiness",
+    environment="litellm",
+    asks=tuple(
+        replace(question, volatile=_SPENT)
+        for question in (
+            *asks.listing("/v1/models", "/health/liveliness", "/model/info"),
+            *asks.chat("demo"),
+            *asks.chat("demo", "/chat/completions")[:2],
+            *asks.completions("demo"),
+            *asks.anthropic("demo"),
+            *(post(f"chat: {n} of 8", "/v1/chat/completions", _hello(n)) for n in range(8)),
+            *asks.plain("/v1/chat/completions"),
+        )
+    ),
+    company=_COMPANY,
+    boot_s=180,
+    env={
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION",
+        "LITELLM_TELEMETRY": "False", "DISABLE_SCHEMA_UPDATE": "True",
+    },
+)  # fmt: skip

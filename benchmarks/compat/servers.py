@@ -25,6 +25,7 @@ SERVERS: Mapping[str, Server] = {
         foreign.BENTOML,
         foreign.GRADIO,
         foreign.KSERVE,
+        foreign.LITELLM,
         foreign.LLAMACPP,
         foreign.MLFLOW,
         foreign.MLSERVER,
