@@ -203,9 +203,7 @@ class Connection(Link):
             try:
                 start = self._begin(exchange, data)
             except MalformedError as error:
-                # On a kept connection it may be what the one before was still to be told.
-                kept = first and self.uses > 1
-                self._fail(UpstreamError(Failure.STALE if kept else Failure.PROTOCOL, str(error)))
+                self._fail(UpstreamError(Failure.PROTOCOL, str(error), kept=first and self.uses > 1))
                 return
             if start < 0:
                 return

@@ -21,7 +21,7 @@ class Failure(StrEnum):
     NO_DESCRIPTORS = "no_descriptors"
     """We may open no more files: nothing was sent, and the upstream has nothing to do with it."""
     STALE = "stale"
-    """A kept connection was closed by the other side, or brought what is no answer, before it answered anything."""
+    """A kept connection was closed by the other side before it answered anything."""
     RESET = "reset"
     """The connection broke before the answer was complete."""
     PROTOCOL = "protocol"
@@ -53,12 +53,14 @@ _UNSENT = UNREACHABLE | {Failure.TLS, Failure.CONNECTIONS_BUSY, Failure.NO_DESCR
 class UpstreamError(Exception):
     """An upstream call that failed. `detail` names what the operating system or the parser said."""
 
-    def __init__(self, failure: Failure, detail: str = "", *, unread: bool = False) -> None:
+    def __init__(self, failure: Failure, detail: str = "", *, unread: bool = False, kept: bool = False) -> None:
         super().__init__(f"{failure.value}: {detail}" if detail else failure.value)
         self.failure = failure
         self.detail = detail
         self.deaths = 0
         """How many upstreams had read the request, perhaps, and broke off."""
+        self.kept = kept or failure is Failure.STALE
+        """Whether it is a kept connection's: it ended, or brought what may belong to the exchange before."""
         self.unread = unread or failure in _UNSENT
         """Whether the upstream certainly has not read the request: it was not sent, or came to a closed door."""
 

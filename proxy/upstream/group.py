@@ -229,7 +229,7 @@ class Group:
                     self._on_vain(endpoint.name, status)
                     exchange.abort()
             else:
-                if error.failure is Failure.STALE and not fresh and self._raced(error, exchange, outgoing):
+                if error.kept and not fresh and self._raced(error, exchange, outgoing):
                     fresh = True
                     continue
                 if error.failure is Failure.NO_DESCRIPTORS:

@@ -153,9 +153,8 @@ def _sanic(port):
 
     app = sanic.Sanic("stack")
 
-    @app.route("/", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
     @app.route("/<rest:path>", methods=["GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"])
-    async def handle(request, rest=""):
+    async def handle(request, rest):
         seen = [(key.lower(), value) for key, value in request.headers.items()]
         status, fields, pieces = answers(request.method, request.path, request.query_string, seen, request.body)
         kind = next((value for key, value in fields if key == "Content-Type"), None)
