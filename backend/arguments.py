@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 from backend.api.service import Pooling
+from backend.browsers import ORIGIN
 from backend.chat_template import ChatTemplate
 from backend.engine.errors import EngineError
 from backend.engine.options import Admission, EngineOptions
@@ -41,6 +42,14 @@ class Arguments:
     pooling: Pooling
     max_n: int
     max_body_bytes: int
+    max_held_bytes: int
+    max_connections: int
+    head_timeout_s: float
+    body_timeout_s: float
+    min_rate_bytes: int
+    keepalive_timeout_s: float
+    cors_origins: tuple[str, ...]
+    allowed_hosts: tuple[str, ...]
     grace_s: float
     write_stall_s: float
     log_level: str
@@ -109,6 +118,20 @@ def _seconds(text: str) -> float:
     return value
 
 
+def _some_seconds(text: str) -> float:
+    if (value := _seconds(text)) == 0:
+        raise argparse.ArgumentTypeError("must be more than 0 seconds")
+    return value
+
+
+def _origin(text: str) -> str:
+    if text != "*" and ORIGIN.fullmatch(text) is None:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no origin: a scheme and a host, such as https://app.example, or *"
+        )
+    return text
+
+
 def _parser() -> _Parser:
     parser = _Parser(
         prog=PROGRAM,
@@ -131,6 +154,41 @@ def _parser() -> _Parser:
     server.add_argument("--pooling", choices=("mean", "last"), default="mean", help="of embeddings")
     server.add_argument("--max-n", type=_whole(1), default=128, help="most choices per request")
     server.add_argument("--max-body-bytes", type=_whole(1024), default=16 << 20, help="longest request body")
+    server.add_argument(
+        "--max-held-bytes",
+        type=_whole(1 << 20),
+        default=256 << 20,
+        help="request bodies in memory, over all requests",
+    )
+    server.add_argument("--max-connections", type=_whole(1), default=8192, help="open connections of clients")
+    server.add_argument(
+        "--head-timeout-s",
+        type=_some_seconds,
+        default=30.0,
+        help="from a request's first byte to the end of its head",
+    )
+    server.add_argument(
+        "--body-timeout-s", type=_some_seconds, default=60.0, help="how long a client may be waited for, for its body"
+    )
+    server.add_argument(
+        "--min-rate-bytes", type=_whole(1), default=500, help="bytes a second that clients must send or take then"
+    )
+    server.add_argument("--keepalive-timeout-s", type=_some_seconds, default=75.0, help="idle connections")
+    server.add_argument(
+        "--cors-origin",
+        type=_origin,
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="whose web pages may call, such as https://app.example, or * for all; repeatable",
+    )
+    server.add_argument(
+        "--allowed-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="name to answer to besides this machine's own, where only this machine is listened to; * for any",
+    )
     server.add_argument("--grace-s", type=_seconds, default=30.0, help="time for open requests after SIGTERM")
     server.add_argument("--write-stall-s", type=_seconds, default=60.0, help="give up a client that reads nothing")
     server.add_argument(
@@ -243,6 +301,14 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         pooling=given.pooling,
         max_n=given.max_n,
         max_body_bytes=given.max_body_bytes,
+        max_held_bytes=given.max_held_bytes,
+        max_connections=given.max_connections,
+        head_timeout_s=given.head_timeout_s,
+        body_timeout_s=given.body_timeout_s,
+        min_rate_bytes=given.min_rate_bytes,
+        keepalive_timeout_s=given.keepalive_timeout_s,
+        cors_origins=tuple(given.cors_origin),
+        allowed_hosts=tuple(given.allowed_host),
         grace_s=given.grace_s,
         write_stall_s=given.write_stall_s,
         log_level=given.log_level,

@@ -17,12 +17,15 @@ from typing import Any, Final, TextIO
 
 from aiohttp import web
 
+from backend.api.intake import BodyLimits
 from backend.api.metrics import Metrics
 from backend.api.service import Limits, Service
 from backend.arguments import Arguments
+from backend.browsers import Browsers
 from backend.engine.client import EngineClient
 from backend.gpu import Gpu
 from backend.grammar.checker import GrammarChecker
+from backend.listener import Patience, WorkerRunner, connections_that_fit
 from backend.loading import load_served_model
 from backend.server import Phase, WorkerState, build_app
 
@@ -30,6 +33,8 @@ __all__ = ["ProgressLine", "StartError", "announce", "run_worker"]
 
 logger = logging.getLogger("trimtab.worker")
 
+SWITCH_S: Final = 0.001
+"""How long a thread that reads a body may go on while the event loop waits for the interpreter."""
 CUT_AFTER_S: Final = 2.0
 """How long answers may take once the engine is closed: each has only its error left to say."""
 
@@ -103,7 +108,7 @@ async def _bind(runner: web.AppRunner, host: str, port: int) -> web.TCPSite:
 
 
 async def _load(
-    arguments: Arguments, executor: ThreadPoolExecutor, grammars: GrammarChecker
+    arguments: Arguments, executor: ThreadPoolExecutor, large: ThreadPoolExecutor, grammars: GrammarChecker
 ) -> tuple[EngineClient, Service]:
     """Start the engine and make the service over it; closes the engine again if that fails."""
     progress = ProgressLine(sys.stderr)
@@ -128,6 +133,11 @@ async def _load(
             max_n=min(arguments.max_n, engine.info.max_num_seqs),
             max_sequences=arguments.engine.max_num_seqs + arguments.engine.max_waiting,
             write_stall_s=arguments.write_stall_s,
+            bodies=BodyLimits(
+                timeout_s=arguments.body_timeout_s,
+                min_rate=arguments.min_rate_bytes,
+                max_held_bytes=max(arguments.max_held_bytes, 2 * arguments.max_body_bytes),
+            ),
         )
         service = Service(
             engine,
@@ -140,6 +150,7 @@ async def _load(
                 gpu=Gpu.find(engine.info.gpu),
             ),
             executor=executor,
+            large=large,
             check_grammar=grammars.check,
             clock=time.monotonic,
             wall=time.time,
@@ -178,17 +189,26 @@ async def run_worker(arguments: Arguments) -> int:
     signals = _Signals()
     signals.install(asyncio.get_running_loop())
     state = WorkerState()
-    app = build_app(state, max_body_bytes=arguments.max_body_bytes, api_key=arguments.api_key)
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=CUT_AFTER_S)
+    browsers = Browsers.of(arguments.host, arguments.api_key, arguments.cors_origins, arguments.allowed_hosts)
+    app = build_app(state, max_body_bytes=arguments.max_body_bytes, api_key=arguments.api_key, browsers=browsers)
+    patience = Patience(
+        max_connections=connections_that_fit(arguments.max_connections),
+        head_s=arguments.head_timeout_s,
+        idle_s=arguments.keepalive_timeout_s,
+        answer_s=arguments.write_stall_s,
+        min_rate=arguments.min_rate_bytes,
+    )
+    runner = WorkerRunner(app, patience, shutdown_timeout=CUT_AFTER_S)
     await runner.setup()
     grammars = GrammarChecker()
-    with ThreadPoolExecutor(2, thread_name_prefix="tokenise") as executor:
+    sys.setswitchinterval(SWITCH_S)
+    with ThreadPoolExecutor(2, "read") as executor, ThreadPoolExecutor(1, "read-large") as large:
         try:
             site = await _bind(runner, arguments.host, arguments.port)
             host, port = runner.addresses[0][:2]
             url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
             announce("listening", url=url, host=host, port=port, pid=os.getpid())
-            loading = asyncio.create_task(_load(arguments, executor, grammars))
+            loading = asyncio.create_task(_load(arguments, executor, large, grammars))
             await _first(asyncio.shield(loading), signals.stop.wait())
             if not loading.done():
                 loading.cancel()

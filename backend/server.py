@@ -31,6 +31,7 @@ from backend.api.metrics import CONTENT_TYPE
 from backend.api.models import list_models, show_model
 from backend.api.service import Service
 from backend.api.tokenize import detokenize, tokenize
+from backend.browsers import Browsers
 from policies import __version__
 
 __all__ = ["Phase", "WorkerState", "build_app"]
@@ -149,9 +150,14 @@ def _check_key(request: web.Request, api_key: str | None) -> None:
         raise Unauthorized("The API key is missing or wrong: send 'Authorization: Bearer <key>'.")
 
 
-async def _answer(request: web.Request, handler: Handler, api_key: str | None) -> web.StreamResponse:
+async def _answer(
+    request: web.Request, handler: Handler, api_key: str | None, browsers: Browsers
+) -> web.StreamResponse:
     """Run the handler, and turn whatever it raises into an OpenAI error object."""
     try:
+        browsers.check_host(request)
+        if browsers.is_preflight(request):
+            return browsers.preflight(request)
         _check_key(request, api_key)
         return await handler(request)
     except ApiError as error:
@@ -170,16 +176,21 @@ async def _answer(request: web.Request, handler: Handler, api_key: str | None) -
         return error_response(EngineFailed("The server failed on this request; its log says why.", code="internal"))
 
 
-def build_app(state: WorkerState, *, max_body_bytes: int, api_key: str | None = None) -> web.Application:
+def build_app(
+    state: WorkerState, *, max_body_bytes: int, api_key: str | None = None, browsers: Browsers | None = None
+) -> web.Application:
     """Return the application over `state`. It answers 503 until `state.service` is set."""
+
+    pages = browsers or Browsers()
 
     @web.middleware
     async def front(request: web.Request, handler: Handler) -> web.StreamResponse:
-        return await _answer(request, handler, api_key)
+        return await _answer(request, handler, api_key, pages)
 
     async def on_prepare(request: web.Request, response: web.StreamResponse) -> None:
         response.headers["x-request-id"] = _request_id(request)
         response.headers["Server"] = f"trimtab-worker/{__version__}"
+        pages.show(request, response)
 
     app = web.Application(middlewares=[front], client_max_size=max_body_bytes)
     app.on_response_prepare.append(on_prepare)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 
-from backend.api.body import read_json
-from backend.api.constraints import Constraint, check_constraint, check_enforceable, read_constraint
+from backend.api.constraints import Constraint, check_enforceable, check_fields, read_constraint
 from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, mapping, refuse_fields
@@ -28,6 +28,7 @@ LOGPROBS: Final[Field] = boolean("logprobs")
 TOP_LOGPROBS: Final[Field] = integer("top_logprobs", 0, MAX_LOGPROBS)
 GENERATION_PROMPT: Final[Field] = boolean("add_generation_prompt", True)
 TEMPLATE_KWARGS: Final[Field] = mapping("chat_template_kwargs")
+MAX_VARIABLES: Final = 1024
 TEMPLATE_OWN: Final = frozenset({"messages", "tools", "add_generation_prompt", "tokenize", "chat_template"})
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "functions": (([],), "use 'tools'."),
@@ -53,6 +54,8 @@ class Plan:
     request: GenerationRequest
     tools: Tools | None
     """Set when tool calls are to be looked for in the output."""
+    unchecked: tuple[Constraint, ...]
+    """Grammars of which it is not known yet whether they can be enforced."""
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return the keys that every object of this answer starts with."""
@@ -92,6 +95,13 @@ def render_prompt(service: Service, body: Mapping[str, Any], tools: Tools | None
             f"'chat_template_kwargs' may not set {clash[0]!r}.", param="chat_template_kwargs", code="invalid_value"
         )
 
+    if len(extra) > MAX_VARIABLES:
+        raise InvalidRequest(
+            f"'chat_template_kwargs' may have at most {MAX_VARIABLES} entries, but it has {len(extra)}.",
+            param="chat_template_kwargs",
+            code="invalid_value",
+        )
+
     declared = tools.declared if tools else None
     opened = GENERATION_PROMPT.read(body)
     try:
@@ -102,8 +112,8 @@ def render_prompt(service: Service, body: Mapping[str, Any], tools: Tools | None
         ) from error
 
 
-async def _read_constraint(service: Service, body: Mapping[str, Any], tools: Tools | None) -> Constraint | None:
-    """Return what the answer must follow: the caller's grammar, or that of a call that must be made."""
+def _read_constraints(body: Mapping[str, Any], tools: Tools | None) -> tuple[Constraint, ...]:
+    """Return, last, what the answer must follow: the caller's grammar, or that of a call; before it its parts."""
     constraint = read_constraint(body)
     if tools is not None and constraint is not None:
         raise InvalidRequest(
@@ -111,24 +121,25 @@ async def _read_constraint(service: Service, body: Mapping[str, Any], tools: Too
             param=constraint.param,
             code="invalid_value",
         )
+    parts: list[Constraint] = []
     if tools is not None and tools.forced:
-        for grammar, param in parameter_grammars(tools):
-            await check_enforceable(service, Constraint(grammar, param))
+        parts = [Constraint(grammar, param) for grammar, param in parameter_grammars(tools)]
         constraint = Constraint(call_grammar(tools), "tool_choice")
-    if constraint is not None:
-        await check_constraint(service, body, constraint)
-    return constraint
+    if constraint is None:
+        return ()
+    check_fields(body, constraint)
+    return (*parts, constraint)
 
 
-async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str, str]) -> Plan:
+def _draft(service: Service, headers: Mapping[str, str], body: Mapping[str, Any]) -> Plan:
     envelope = read_envelope(service, body, headers)
     refuse_fields(body, REFUSED)
     logprobs = _read_logprobs(body)
     tools = read_tools(body, service.model.tool_format)
-    constraint = await _read_constraint(service, body, tools)
+    constraints = _read_constraints(body, tools)
     prompt = render_prompt(service, body, tools)
     service.check_text(prompt, "messages")
-    (ids,) = await service.encode([prompt], add_special_tokens=False)
+    (ids,) = service.encode([prompt], add_special_tokens=False)
     service.check_prompt(ids, "messages")
     room = service.model.max_model_len - len(ids)
     params = read_sampling(
@@ -145,8 +156,9 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
         id=plan_id,
         created=int(service.wall()),
         envelope=envelope,
-        request=envelope.request(plan_id, ids, params, constraint),
+        request=envelope.request(plan_id, ids, params, constraints[-1] if constraints else None),
         tools=tools,
+        unchecked=constraints,
     )
 
 
@@ -255,7 +267,9 @@ async def chat(request: web.Request, service: Service) -> web.StreamResponse:
         ApiError: anything wrong before the first byte.
     """
     arrival = service.clock()
-    plan = await _read(service, await read_json(request), request.headers)
+    plan = await service.intake.read(request, partial(_draft, service, request.headers))
+    for constraint in plan.unchecked:
+        await check_enforceable(service, constraint)
     if plan.envelope.stream:
         events = generate(service, [plan.request], arrival)
         return await stream_chunks(request, events, Chunks(service, plan), write_stall_s=service.limits.write_stall_s)

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import web
 
-from backend.api.body import read_json
-from backend.api.constraints import check_constraint, read_constraint
+from backend.api.constraints import Constraint, check_enforceable, check_fields, read_constraint
 from backend.api.envelope import Envelope, read_envelope
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import Field, boolean, integer, refuse_fields, token_ids, type_name
 from backend.api.generation import Choice, collect, generate, total_usage, usage_object
 from backend.api.logprobs import TextOffsets, completion_logprobs
-from backend.api.sampling import MAX_LOGPROBS, read_sampling
+from backend.api.sampling import MAX_BIASES, MAX_LOGPROBS, read_sampling
 from backend.api.service import Service, new_id
 from backend.api.sse import stream_chunks
-from backend.engine.request import Delta, GenerationRequest, Usage
+from backend.engine.request import Delta, GenerationRequest, SamplingParams, Usage
 
 __all__ = ["completions", "read_prompts"]
 
 DEFAULT_MAX_TOKENS: Final = 16
+MAX_COPIES: Final = 16 << 20
+"""Characters of a grammar, over all prompts of a request."""
 LOGPROBS: Final[Field] = integer("logprobs", 0, MAX_LOGPROBS)
 ECHO: Final[Field] = boolean("echo")
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
@@ -42,6 +44,8 @@ class Plan:
     echoes: list[str]
     """Per prompt, the text to repeat before its completions; empty strings without `echo`."""
     requests: list[GenerationRequest]
+    constraint: Constraint | None
+    """Its grammar, of which it is not known yet whether it can be enforced."""
 
     def index(self, position: int, choice: int) -> int:
         """Return the index, over all prompts, of a prompt's choice."""
@@ -57,7 +61,7 @@ class Plan:
         }
 
 
-async def read_prompts(service: Service, value: Any, param: str, *, max_prompts: int) -> list[list[int]]:
+def read_prompts(service: Service, value: Any, param: str, *, max_prompts: int) -> list[list[int]]:
     """Return the token ids of each prompt in a string, a token array, or an array of either.
 
     Raises:
@@ -84,14 +88,14 @@ async def read_prompts(service: Service, value: Any, param: str, *, max_prompts:
     texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     for text in texts:
         service.check_text(text, param)
-    encoded = iter(await service.encode(texts, add_special_tokens=True))
+    encoded = iter(service.encode(texts, add_special_tokens=True))
     ids = [next(encoded) if isinstance(prompt, str) else tokens for prompt, tokens in zip(prompts, ids, strict=True)]
     for tokens in ids:
         service.check_prompt(tokens, param)
     return ids
 
 
-async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str, str]) -> Plan:
+def _draft(service: Service, headers: Mapping[str, str], body: Mapping[str, Any]) -> Plan:
     envelope = read_envelope(service, body, headers)
     refuse_fields(body, REFUSED)
     logprobs: int | None = LOGPROBS.read(body)
@@ -104,29 +108,57 @@ async def _read(service: Service, body: Mapping[str, Any], headers: Mapping[str,
         )
     constraint = read_constraint(body)
     if constraint is not None:
-        await check_constraint(service, body, constraint)
+        check_fields(body, constraint)
     raw = body.get("prompt")
-    prompts = await read_prompts(service, raw, "prompt", max_prompts=service.limits.max_prompts)
+    prompts = read_prompts(service, raw, "prompt", max_prompts=service.limits.max_prompts)
+    _check_copies(body, constraint, len(prompts))
     plan_id = new_id("cmpl")
+    sampling: dict[int, SamplingParams] = {}
     requests = []
     for position, ids in enumerate(prompts):
-        params = read_sampling(
-            body,
-            vocab_size=service.model.vocab_size,
-            defaults=service.model.sampling_defaults,
-            logprobs=logprobs,
-            default_max_tokens=DEFAULT_MAX_TOKENS,
-            room=service.model.max_model_len - len(ids),
-            max_model_len=service.model.max_model_len,
-        )
-        requests.append(envelope.request(f"{plan_id}-{position}", ids, params, constraint))
+        room = service.model.max_model_len - len(ids)
+        if room not in sampling:
+            sampling[room] = read_sampling(
+                body,
+                vocab_size=service.model.vocab_size,
+                defaults=service.model.sampling_defaults,
+                logprobs=logprobs,
+                default_max_tokens=DEFAULT_MAX_TOKENS,
+                room=room,
+                max_model_len=service.model.max_model_len,
+            )
+        requests.append(envelope.request(f"{plan_id}-{position}", ids, sampling[room], constraint))
     return Plan(
         id=plan_id,
         created=int(service.wall()),
         envelope=envelope,
         echoes=_echo_texts(service, raw, prompts) if echo else [""] * len(prompts),
         requests=requests,
+        constraint=constraint,
     )
+
+
+def _check_copies(body: Mapping[str, Any], constraint: Constraint | None, prompts: int) -> None:
+    """Refuse what the engine would be told too often: each prompt takes all that goes with it along.
+
+    Raises:
+        InvalidRequest: naming what is too large for so many prompts.
+    """
+    bias = body.get("logit_bias")
+    for param, size, most in (
+        ("logit_bias", len(bias) if isinstance(bias, dict) else 0, MAX_BIASES),
+        (
+            "prompt" if constraint is None else constraint.param,
+            len(constraint.grammar) if constraint else 0,
+            MAX_COPIES,
+        ),
+    ):
+        if prompts > 1 and size * prompts > most:
+            raise InvalidRequest(
+                f"'{param}' is too large for {prompts} prompts: send fewer at once.",
+                param=param,
+                code="invalid_value",
+            )
 
 
 def _echo_texts(service: Service, raw: Any, prompts: Sequence[list[int]]) -> list[str]:
@@ -211,7 +243,9 @@ async def completions(request: web.Request, service: Service) -> web.StreamRespo
         ApiError: anything wrong before the first byte.
     """
     arrival = service.clock()
-    plan = await _read(service, await read_json(request), request.headers)
+    plan = await service.intake.read(request, partial(_draft, service, request.headers))
+    if plan.constraint is not None:
+        await check_enforceable(service, plan.constraint)
     if plan.envelope.stream:
         events = generate(service, plan.requests, arrival)
         return await stream_chunks(request, events, Chunks(service, plan), write_stall_s=service.limits.write_stall_s)

@@ -11,9 +11,11 @@ from backend.api.service import Service
 from backend.grammar import source
 from backend.grammar.checker import CheckerBusy
 
-__all__ = ["GUIDED", "Constraint", "check_constraint", "check_enforceable", "read_constraint", "require_grammar"]
+__all__ = ["GUIDED", "Constraint", "check_enforceable", "check_fields", "read_constraint", "require_grammar"]
 
 MAX_CHOICES: Final = 1024
+MAX_GRAMMAR: Final = 1 << 20
+"""Characters of a grammar."""
 _BUSY_S: Final = 5
 """Half of what a grammar may take at most."""
 RESPONSE_FORMATS: Final = ("text", "json_object", "json_schema")
@@ -147,6 +149,12 @@ async def check_enforceable(service: Service, constraint: Constraint) -> None:
         InvalidRequest: it cannot, naming the parameter.
         Unavailable: it takes long to find out, and so do others just now.
     """
+    if len(constraint.grammar) > MAX_GRAMMAR:
+        raise InvalidRequest(
+            f"'{constraint.param}' cannot be enforced: it is too large.",
+            param=constraint.param,
+            code="invalid_grammar",
+        )
     try:
         await service.check_grammar(constraint.grammar)
     except CheckerBusy as error:
@@ -157,11 +165,11 @@ async def check_enforceable(service: Service, constraint: Constraint) -> None:
         ) from error
 
 
-async def check_constraint(service: Service, body: Mapping[str, Any], constraint: Constraint) -> None:
-    """See that a grammar can be enforced, and refuse what cannot go with one.
+def check_fields(body: Mapping[str, Any], constraint: Constraint) -> None:
+    """Refuse what cannot go with a grammar.
 
     Raises:
-        InvalidRequest: it cannot be enforced, or a parameter keeps the text from ending where the grammar does.
+        InvalidRequest: a parameter keeps the text from ending where the grammar does.
     """
     for field, harmless in ((boolean("ignore_eos"), False), (integer("min_tokens", 0, None, 0), 0)):
         if field.read(body) != harmless:
@@ -170,4 +178,3 @@ async def check_constraint(service: Service, body: Mapping[str, Any], constraint
                 param=field.name,
                 code="invalid_value",
             )
-    await check_enforceable(service, constraint)

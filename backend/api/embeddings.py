@@ -5,16 +5,16 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, NamedTuple
 
 from aiohttp import web
 
-from backend.api.body import read_json
 from backend.api.completions import read_prompts
 from backend.api.errors import json_response
 from backend.api.fields import choice, read_fields, refuse_fields, string
 from backend.api.generation import api_error
-from backend.api.service import Service
+from backend.api.service import Pooling, Service
 from backend.engine.errors import EngineError
 
 __all__ = ["embeddings"]
@@ -46,13 +46,16 @@ def _parts(inputs: Sequence[list[int]]) -> Iterator[list[list[int]]]:
     yield part
 
 
-async def embeddings(request: web.Request, service: Service) -> web.StreamResponse:
-    """Answer `POST /v1/embeddings`. Vectors have length 1; `pooling` (`mean` or `last`) is an extension.
+class _Plan(NamedTuple):
+    """A checked request."""
 
-    Raises:
-        ApiError: anything wrong.
-    """
-    body = await read_json(request)
+    model: str
+    encoding: str
+    pooling: Pooling
+    inputs: list[list[int]]
+
+
+def _draft(service: Service, body: Mapping[str, Any]) -> _Plan:
     model = service.check_model(body)
     refuse_fields(body, REFUSED)
     values = read_fields(
@@ -63,21 +66,31 @@ async def embeddings(request: web.Request, service: Service) -> web.StreamRespon
             string("user", max_length=1024),
         ),
     )
-    inputs = await read_prompts(service, body.get("input"), "input", max_prompts=service.limits.max_prompts)
+    inputs = read_prompts(service, body.get("input"), "input", max_prompts=service.limits.max_prompts)
+    return _Plan(model, values["encoding_format"], values["pooling"], inputs)
+
+
+async def embeddings(request: web.Request, service: Service) -> web.StreamResponse:
+    """Answer `POST /v1/embeddings`. Vectors have length 1; `pooling` (`mean` or `last`) is an extension.
+
+    Raises:
+        ApiError: anything wrong.
+    """
+    plan = await service.intake.read(request, partial(_draft, service))
     vectors: list[list[float]] = []
-    with service.admit(len(inputs)):
+    with service.admit(len(plan.inputs)):
         try:
-            for part in _parts(inputs):
-                vectors += await service.engine.embed(part, values["pooling"])
+            for part in _parts(plan.inputs):
+                vectors += await service.engine.embed(part, plan.pooling)
         except EngineError as error:
             raise api_error(error) from error
-    tokens = sum(map(len, inputs))
+    tokens = sum(map(len, plan.inputs))
     return json_response(
         {
             "object": "list",
-            "model": model,
+            "model": plan.model,
             "data": [
-                {"object": "embedding", "index": i, "embedding": _encode(vector, values["encoding_format"])}
+                {"object": "embedding", "index": i, "embedding": _encode(vector, plan.encoding)}
                 for i, vector in enumerate(vectors)
             ],
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},

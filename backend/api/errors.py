@@ -12,6 +12,8 @@ __all__ = [
     "ApiError",
     "BodyTooLarge",
     "EngineFailed",
+    "Forbidden",
+    "HeadTooLarge",
     "InvalidRequest",
     "MethodNotAllowed",
     "ModelNotFound",
@@ -66,6 +68,14 @@ class Unauthorized(ApiError):
         return {"WWW-Authenticate": "Bearer"}
 
 
+class Forbidden(ApiError):
+    """Not for whoever asks under this name."""
+
+    status = 403
+    kind = "invalid_request_error"
+    default_code = "host_not_allowed"
+
+
 class NotFound(ApiError):
     """No such path."""
 
@@ -105,6 +115,14 @@ class BodyTooLarge(ApiError):
     status = 413
     kind = "invalid_request_error"
     default_code = "body_too_large"
+
+
+class HeadTooLarge(ApiError):
+    """A line of the request's head is longer than the server reads."""
+
+    status = 431
+    kind = "invalid_request_error"
+    default_code = "head_too_large"
 
 
 class EngineFailed(ApiError):

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
 from backend.api.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
 from backend.api.service import Service
@@ -16,6 +16,9 @@ from backend.engine.request import Delta, FinishReason, GenerationRequest, Token
 __all__ = ["Choice", "api_error", "collect", "fan_in", "generate", "total_usage", "usage_object"]
 
 T = TypeVar("T")
+
+AT_ONCE: Final = 16
+"""So many sources are started, and ended, between two turns of the event loop."""
 
 
 @dataclass(slots=True)
@@ -67,8 +70,12 @@ async def fan_in(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
         else:
             await queue.put(None)
 
-    pumps = [asyncio.create_task(pump(i, source)) for i, source in enumerate(sources)]
+    pumps: list[asyncio.Task[None]] = []
     try:
+        for i, source in enumerate(sources):
+            pumps.append(asyncio.create_task(pump(i, source)))
+            if len(pumps) % AT_ONCE == 0:
+                await asyncio.sleep(0)  # each hands its request to the engine at its first turn
         running = len(pumps)
         while running:
             entry = await queue.get()
@@ -79,9 +86,13 @@ async def fan_in(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
             else:
                 yield entry
     finally:
-        for task in pumps:
-            task.cancel()
-        await asyncio.gather(*pumps, return_exceptions=True)
+        for first in range(0, len(pumps), AT_ONCE):
+            some = pumps[first : first + AT_ONCE]
+            for task in some:
+                task.cancel()
+            await asyncio.gather(*some, return_exceptions=True)
+        for unused in sources[len(pumps) :]:
+            await closing(unused).__aexit__(None, None, None)
 
 
 def api_error(error: EngineError) -> ApiError:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import orjson
-
+from backend.api.body import parse_json
 from backend.api.errors import InvalidRequest
 from backend.api.fields import type_name
 
@@ -56,8 +55,8 @@ def _tool_calls(path: str, calls: Any) -> list[dict[str, Any]]:
 def _arguments(path: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
-            value = orjson.loads(value or "{}")
-        except orjson.JSONDecodeError:
+            value = parse_json((value or "{}").encode(errors="surrogatepass"))
+        except InvalidRequest:
             value = None
     if not isinstance(value, dict):
         raise _bad(path, "must be the JSON text of an object", "invalid_type")

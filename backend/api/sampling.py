@@ -24,6 +24,8 @@ __all__ = ["SAMPLING", "SAMPLING_DEFAULTS", "SEED_BOUND", "read_sampling"]
 
 SEED_BOUND: Final = 2**63
 MAX_LOGPROBS: Final = 20
+MAX_BIASES: Final = 262_144
+"""Entries of `logit_bias`, over all prompts of a request."""
 
 SAMPLING: Final[tuple[Field, ...]] = (
     integer("max_tokens", 1, None),
@@ -56,6 +58,12 @@ SAMPLING_DEFAULTS: Final[Mapping[str, float]] = {
 
 def _logit_bias(raw: Mapping[str, Any] | None, vocab_size: int) -> dict[int, float]:
     bias: dict[int, float] = {}
+    if raw is not None and len(raw) > min(vocab_size, MAX_BIASES):
+        raise InvalidRequest(
+            f"'logit_bias' may have at most {min(vocab_size, MAX_BIASES)} entries, but it has {len(raw)}.",
+            param="logit_bias",
+            code="invalid_value",
+        )
     for key, value in (raw or {}).items():
         if not (key.isascii() and key.isdigit() and len(key) <= 10 and int(key) < vocab_size):
             raise InvalidRequest(

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol
 
 from backend.api.errors import InvalidRequest, ModelNotFound, Unavailable
 from backend.api.fields import wrong_type
+from backend.api.intake import BodyLimits, Intake
 from backend.api.metrics import Metrics
 from backend.engine.request import Delta, GenerationRequest
 from backend.engine.stats import EngineStats
 
 __all__ = ["Engine", "Limits", "Pooling", "ServedModel", "Service", "TextTokenizer", "new_id"]
 
-A = TypeVar("A")
-R = TypeVar("R")
-
 Pooling = Literal["mean", "last"]
 
-INLINE_SIZE: Final = 2048
-"""Up to so many characters or tokens are worked on on the event loop (well under a millisecond), more in a thread."""
 COUNTED_CONTEXTS: Final = 8
 """Texts that are only counted may be longer than the context: up to so many times, as far as is known at once."""
 
@@ -122,6 +117,7 @@ class Limits:
     """Sequences accepted and not yet finished, over all requests; beyond it requests get a 503."""
     write_stall_s: float = 60.0
     """A client that takes no bytes for this long is given up."""
+    bodies: BodyLimits = field(default_factory=BodyLimits)
 
 
 class Service:
@@ -135,11 +131,15 @@ class Service:
         limits: Limits,
         metrics: Metrics,
         executor: Executor,
+        large: Executor,
         check_grammar: Callable[[str], Awaitable[None]],
         clock: Callable[[], float],
         wall: Callable[[], float],
     ) -> None:
-        """Serve `engine`. `check_grammar` raises GrammarError for what cannot be enforced; it may take seconds."""
+        """Serve `engine`. What is in large bodies is worked on by `large`, in all but the smallest by `executor`.
+
+        `check_grammar` raises GrammarError for what cannot be enforced; it may take seconds.
+        """
         self.engine = engine
         self.model = model
         self.limits = limits
@@ -148,7 +148,7 @@ class Service:
         self.wall = wall
         self.check_grammar = check_grammar
         self.sequences = 0
-        self._executor = executor
+        self.intake = Intake(limits.bodies, executor, large)
 
     def check_model(self, body: Mapping[str, Any]) -> str:
         """Return the name under which the caller asked for the model; none means the one served.
@@ -167,19 +167,9 @@ class Service:
             raise ModelNotFound(f"The model {name[:128]!r} does not exist here; served: {served}.", param="model")
         return name
 
-    async def work(self, function: Callable[[A], R], argument: A, size: int) -> R:
-        """Run `function`, off the event loop where `argument` has more than INLINE_SIZE characters or tokens."""
-        if size <= INLINE_SIZE:
-            return function(argument)
-        return await asyncio.get_running_loop().run_in_executor(self._executor, function, argument)
-
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        """Tokenise, off the event loop where it is much."""
-
-        def work(texts: Sequence[str]) -> list[list[int]]:
-            return [self.model.tokenizer.encode(text, add_special_tokens) for text in texts]
-
-        return await self.work(work, texts, sum(map(len, texts)))
+    def encode(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
+        """Tokenise. Part of a draft: it may be much."""
+        return [self.model.tokenizer.encode(text, add_special_tokens) for text in texts]
 
     def check_countable(self, text: str, param: str) -> None:
         """Refuse a text that has more than COUNTED_CONTEXTS times the context's tokens whatever they are.

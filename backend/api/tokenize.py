@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 from aiohttp import web
 
-from backend.api.body import read_json
 from backend.api.chat import render_prompt
 from backend.api.errors import InvalidRequest, json_response
 from backend.api.fields import boolean, string, token_ids
 from backend.api.logprobs import token_text
-from backend.api.service import Service, TextTokenizer
+from backend.api.service import Service
 from backend.api.tools import read_tools
 
 __all__ = ["detokenize", "tokenize"]
@@ -23,7 +24,10 @@ async def tokenize(request: web.Request, service: Service) -> web.StreamResponse
     Raises:
         ApiError: anything wrong.
     """
-    body = await read_json(request)
+    return await service.intake.read(request, partial(_tokenized, service))
+
+
+def _tokenized(service: Service, body: Mapping[str, Any]) -> web.Response:
     service.check_model(body)
     if body.get("messages") is not None:
         param, special = "messages", False
@@ -36,17 +40,13 @@ async def tokenize(request: web.Request, service: Service) -> web.StreamResponse
                 "'prompt' or 'messages' is required.", param="prompt", code="missing_required_parameter"
             )
     service.check_countable(text, param)
-    (ids,) = await service.encode([text], add_special_tokens=special)
+    (ids,) = service.encode([text], add_special_tokens=special)
     texts = None
     if boolean("return_token_strs").read(body):
-        texts = await service.work(partial(_texts, service.model.tokenizer), ids, len(ids))
+        texts = [token_text(service.model.tokenizer, token) for token in ids]
     return json_response(
         {"count": len(ids), "max_model_len": service.model.max_model_len, "tokens": ids, "token_strs": texts}
     )
-
-
-def _texts(tokenizer: TextTokenizer, ids: list[int]) -> list[str]:
-    return [token_text(tokenizer, token) for token in ids]
 
 
 async def detokenize(request: web.Request, service: Service) -> web.StreamResponse:
@@ -55,8 +55,10 @@ async def detokenize(request: web.Request, service: Service) -> web.StreamRespon
     Raises:
         ApiError: anything wrong.
     """
-    body = await read_json(request)
+    return await service.intake.read(request, partial(_detokenized, service))
+
+
+def _detokenized(service: Service, body: Mapping[str, Any]) -> web.Response:
     service.check_model(body)
     ids = token_ids("tokens", body.get("tokens"), service.model.vocab_size)
-    decode = partial(service.model.tokenizer.decode, skip_special_tokens=False)
-    return json_response({"prompt": await service.work(decode, ids, len(ids))})
+    return json_response({"prompt": service.model.tokenizer.decode(ids, skip_special_tokens=False)})

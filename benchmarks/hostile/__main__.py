@@ -30,6 +30,7 @@ PARTS: dict[str, str] = {
     "restarts": "servers that die and come back, and whom it costs an answer",
     "sick": "a server that fails fast beside one that is well",
     "state": "a state file that is damaged, in the way, or another's",
+    "worker": "requests made to cost the bundled worker as much as they can",
 }
 """The parts and what each examines, in the order they run."""
 ON_THE_WIRE = ("crossing", "joining")

@@ -15,12 +15,20 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Honest", "Probed", "server"]
+__all__ = ["Honest", "Probed", "resident", "server"]
 
 _ANSWER = (
     b'{"id":"1","choices":[{"index":0,"message":{"role":"assistant","content":"hi"}}],"usage":{"prompt_tokens":1}}'
 )
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"hi"}]}'
+
+
+def resident(pid: int, what: str = "VmRSS") -> float:
+    """Return a process's resident bytes, or with VmHWM the most there ever were."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(what):
+            return 1024.0 * int(line.split()[1])
+    raise OSError(f"the system does not tell {what}")
 
 
 class Probed:
@@ -50,10 +58,7 @@ class Probed:
 
     def memory(self, what: str = "VmRSS") -> float:
         """Return resident bytes, or with VmHWM the most there ever were."""
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith(what):
-                return 1024.0 * int(line.split()[1])
-        raise OSError(f"the system does not tell {what}")
+        return resident(self._process.pid, what)
 
     def _line(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from backend.api.metrics import Metrics
 from backend.api.service import Limits, ServedModel, Service
+from backend.browsers import Browsers
 from backend.grammar import source
+from backend.listener import Patience, WorkerRunner
 from backend.server import Phase, WorkerState, build_app
 from tests.backend.api.fakes import VOCAB, ByteTokenizer, FakeEngine
 
@@ -39,6 +42,17 @@ async def check_grammar(grammar: str) -> None:
     source.check(grammar)
 
 
+class _Server(TestServer):
+    """A server on the worker's own connections."""
+
+    def __init__(self, app: web.Application, patience: Patience) -> None:
+        super().__init__(app)
+        self._patience = patience
+
+    async def _make_runner(self, **kwargs: Any) -> web.BaseRunner[Any]:
+        return WorkerRunner(self.app, self._patience, shutdown_timeout=2.0)
+
+
 StartWorker = Callable[..., Awaitable[Worker]]
 
 
@@ -56,6 +70,8 @@ async def start_worker() -> AsyncIterator[StartWorker]:
         max_model_len: int = 512,
         tool_format: str | None = None,
         tokenizer: ByteTokenizer | None = None,
+        patience: Patience | None = None,
+        browsers: Browsers | None = None,
         **model: Any,
     ) -> Worker:
         ticks = itertools.count()
@@ -74,6 +90,7 @@ async def start_worker() -> AsyncIterator[StartWorker]:
             limits=limits or Limits(max_n=8, max_prompts=8, max_sequences=16),
             metrics=Metrics("fake", block_size=16, num_blocks=10),
             executor=executor,
+            large=executor,
             check_grammar=check_grammar,
             clock=lambda: next(ticks) / 100,
             wall=lambda: 1_700_000_001.5,
@@ -81,8 +98,8 @@ async def start_worker() -> AsyncIterator[StartWorker]:
         state = WorkerState()
         state.service = service
         state.phase = Phase.READY
-        app = build_app(state, max_body_bytes=max_body_bytes, api_key=api_key)
-        client = TestClient(TestServer(app))
+        app = build_app(state, max_body_bytes=max_body_bytes, api_key=api_key, browsers=browsers)
+        client = TestClient(_Server(app, patience or Patience()))
         await client.start_server()
         clients.append(client)
         return Worker(client, engine, service, state)
