@@ -47,7 +47,9 @@ class Answering:
         "held",
         "incoming",
         "keepalive",
+        "keeper",
         "named",
+        "outgoing",
         "place",
         "pool",
         "service",
@@ -68,6 +70,10 @@ class Answering:
         self.call: Call | None = None
         self.place: Place | None = None
         """What its path has to do with ids of what upstreams keep; None for nothing."""
+        self.outgoing: Outgoing | None = None
+        """What its upstream is asked, once that is known."""
+        self.keeper: Endpoint | None = None
+        """The only upstream that knows what it refers to, where it refers to anything of that kind."""
         self.close = not incoming.keep_alive or service.lifecycle.draining
         """Whether the client's connection ends with this answer."""
         self.named: tuple[Named, ...] = ()
@@ -199,7 +205,7 @@ class Answering:
             self.transport,
             framing,
             ticket.tap,
-            ticket.outgoing is not None and ticket.outgoing.mark() in endpoint.marks,
+            self.outgoing is not None and self.outgoing.mark() in endpoint.marks,
             self._error_frame if is_events and not fields.encoded else None,
             began,
             None if self.place is None else self._watch(exchange),
@@ -241,7 +247,7 @@ class Answering:
                     pool.group.broke(endpoint, exchange)
             elif relay.done:
                 ticket.ended(_result_of(exchange.status), exchange.status)
-                if exchange.error is None and pool.group.over(endpoint, exchange, ticket.outgoing, ticket.tap):
+                if exchange.error is None and pool.group.over(endpoint, exchange, self.outgoing, ticket.tap):
                     ticket.ended(Result.FAILED, exchange.status)
                     ticket.reason = "error_in_answer"
 

@@ -34,7 +34,7 @@ class Asking(Answering):
 
     def _repeatable(self, pool: Pool, error: Exception) -> bool:
         """Whether another upstream may be sent the request, which failed by `error`."""
-        outgoing = self.ticket.outgoing
+        outgoing = self.outgoing
         if self.call is None or outgoing is None:
             return self._replayable
         if isinstance(error, UpstreamError) and error.unread:
@@ -64,7 +64,7 @@ class Asking(Answering):
         ticket, rules = self.ticket, pool.terms.rules
         klass = pool.config.default_class
         if self.visit is not None:
-            klass = self.visit.classify(ticket, self.incoming.fields, pool)
+            klass = self.visit.classify(ticket, self.incoming.fields, pool.terms)
         elif self.service.trust_headers:
             fields = self.incoming.fields
             if fields.klass is not None and fields.klass in rules:
@@ -130,7 +130,7 @@ class Asking(Answering):
         )
         return job, tokens, give_up
 
-    def _outgoing(self, rules: ClassRules) -> Outgoing:
+    def _make_outgoing(self, rules: ClassRules) -> Outgoing:
         """Describe the upstream call."""
         incoming, call = self.incoming, self.call
         fields = incoming.fields
@@ -151,7 +151,7 @@ class Asking(Answering):
             replayable=True,
         )
         outgoing.hint = self.ticket.hint
-        outgoing.keeper = self.ticket.keeper
+        outgoing.keeper = self.keeper
         outgoing.named = self.named
         if call is not None:
             outgoing.body = call.body
@@ -182,5 +182,5 @@ class Asking(Answering):
             outgoing.trailer = incoming.announced_trailers
             outgoing.replayable = False
             outgoing.repeat = Repeat.NEVER
-        self.ticket.outgoing = outgoing
+        self.outgoing = outgoing
         return outgoing

@@ -56,11 +56,10 @@ class Flight(Following):
     hears of both turns, being stuck and being over, by `moved`.
     """
 
-    __slots__ = ("_exchange", "_home", "_outbound", "_rest", "_route", "_turn", "over")
+    __slots__ = ("_exchange", "_home", "_rest", "_route", "_turn", "over")
 
     def __init__(self, service: Service, incoming: Incoming, transport: asyncio.Transport, ticket: Ticket) -> None:
         super().__init__(service, incoming, transport, ticket)
-        self._outbound: Outgoing | None = None
         self._exchange: Exchange | None = None
         self._home: Pool | None = None
         """The pool that it is for, whichever takes it in the end."""
@@ -329,13 +328,13 @@ class Flight(Following):
     def _queue(self, pool: Pool, rules: ClassRules) -> None:
         """Take a slot, or a place among those who wait for one."""
         _, tokens, give_up = self._job(pool, rules)
-        outgoing = self._outbound = self._outgoing(rules)
+        outgoing = self._make_outgoing(rules)
         if self.call is not None and len(self.call.body) > _FEW_BYTES:
             # What waits, and what an upstream takes its time over, is the body alone.
             self.call.forget()
         if pool.terms.keepalive_s is not None and self.keepalive is None:
             self._keep_alive(pool.terms.keepalive_s, outgoing)
-        lease = self._lease = pool.admit(self.ticket, tokens, express=rules.express)
+        lease = self._lease = pool.admit(self.ticket, outgoing, tokens, express=rules.express)
         if lease is None:
             self._rest = partial(self._wait_turn, pool, tokens, rules.express, give_up)
         else:
@@ -343,9 +342,10 @@ class Flight(Following):
 
     async def _wait_turn(self, pool: Pool, tokens: float, express: bool, give_up: float) -> None:
         """Go on once there is a slot."""
-        self._lease = await pool.enter(self.ticket, tokens, express=express, deadline=give_up)
-        assert self._outbound is not None
-        self._send(pool, self._lease, self._outbound)
+        outgoing = self.outgoing
+        assert outgoing is not None
+        self._lease = await pool.enter(self.ticket, outgoing, tokens, express=express, deadline=give_up)
+        self._send(pool, self._lease, outgoing)
 
     def _pass_by(self, pool: Pool, rules: ClassRules) -> None:
         """Take no slot: this is no work for an accelerator."""
@@ -366,8 +366,8 @@ class Flight(Following):
     def _go(self, pool: Pool, rules: ClassRules) -> None:
         """Call an upstream without a slot. Raises Refused."""
         ticket = self.ticket
-        outgoing = self._outbound = self._outgoing(rules)
-        lease = self._lease = pool.unqueued(ticket)
+        outgoing = self._make_outgoing(rules)
+        lease = self._lease = pool.unqueued(ticket, outgoing)
         ticket.dispatched = monotonic()
         ticket.generation = pool.controller.setpoints.generation
         self._send(pool, lease, outgoing)
@@ -391,7 +391,7 @@ class Flight(Following):
             self.ticket,
             job,
             call,
-            self._outgoing(rules),
+            self._make_outgoing(rules),
             wire,
             until=self._until(pool),
             tokens=tokens,
@@ -404,7 +404,7 @@ class Flight(Following):
 
     def _arrived(self) -> None:
         """The upstream answered, or will not: finish here what is whole, and leave the rest to a task."""
-        exchange, pool, lease, outgoing = self._exchange, self.pool, self._lease, self._outbound
+        exchange, pool, lease, outgoing = self._exchange, self.pool, self._lease, self.outgoing
         assert exchange is not None
         assert outgoing is not None
         assert pool is not None
@@ -422,7 +422,7 @@ class Flight(Following):
 
     async def _call(self) -> None:
         """Bring a call to its end that is not over with one whole answer. Raises UpstreamError before any byte."""
-        ticket, pool, lease, begun, outgoing = self.ticket, self.pool, self._lease, self._exchange, self._outbound
+        ticket, pool, lease, begun, outgoing = self.ticket, self.pool, self._lease, self._exchange, self.outgoing
         assert pool is not None
         assert lease is not None
         assert outgoing is not None
@@ -478,7 +478,7 @@ class Flight(Following):
         if (
             not self.committed
             and self._replayable
-            and self.ticket.keeper is None
+            and self.keeper is None
             and self.service.table.fallback(pool, "overload") is not None
         ):
             raise Refused(UpstreamBusy(pool.group.retry_after_s()))
@@ -506,7 +506,7 @@ class Flight(Following):
             unsolved = self._fall_back(self._route, error)
             if unsolved is not None:
                 unsolved = self._hold_on(self._route, unsolved)
-            keeper = self.ticket.keeper
+            keeper = self.keeper
             if unsolved is not None and keeper is not None and is_nobody_there(unsolved):
                 unsolved = self._away(keeper)
             if unsolved is None:
@@ -530,9 +530,7 @@ class Flight(Following):
 
     def _fall_back(self, route: Route, error: Refused | UpstreamError) -> Refused | UpstreamError | None:
         """Try the pools that take what this one could not, one after the other. Returns what the last one said."""
-        while (pool := self.pool) is not None and not (
-            self.started or self.committed or self.ticket.keeper is not None
-        ):
+        while (pool := self.pool) is not None and not (self.started or self.committed or self.keeper is not None):
             cause = cause_of(error, repeatable=self._repeatable(pool, error))
             other = self.service.table.fallback(pool, cause) if cause else None
             if other is None:
@@ -552,7 +550,7 @@ class Flight(Following):
         home = self._home
         while home is not None and self.pool is not None and not self.started and is_nobody_there(error):
             ticket, holding = self.ticket, home.holding
-            if ticket.keeper is not None:
+            if self.keeper is not None:
                 patient = holding.in_time(ticket.arrival, ticket.give_up)
             else:
                 nobody = isinstance(error, Refused) and isinstance(error.outcome, NoUpstream)
@@ -563,6 +561,7 @@ class Flight(Following):
                 break
             self._let_go()
             self.pool.put_back(self.ticket)
+            self.keeper = None
             self.pool = home
             try:
                 self._through(home, route)

@@ -123,18 +123,18 @@ class Following(Naming):
 
     def _follow(self, pool: Pool, place: Place) -> bool:
         """Find who keeps what the request refers to. Returns whether that one is away."""
-        self.ticket.keeper = None
+        self.keeper = None
         refs = self._references(place)
         if not refs or pool.keepers is None:
             return False
         endpoint = self.service.table.keeper(pool, refs)
         self.follow_up = "unknown" if endpoint is None else "kept"
-        self.ticket.keeper = endpoint
+        self.keeper = endpoint
         return endpoint is not None and not endpoint.reachable
 
     async def _await_keeper(self, pool: Pool) -> None:
         """Wait for the keeper to come back. Raises Refused when it does not in time."""
-        ticket, keeper = self.ticket, self.ticket.keeper
+        ticket, keeper = self.ticket, self.keeper
         assert keeper is not None
         ticket.give_up = self._until(pool)
         if not await pool.holding.for_one(keeper, ticket.arrival, ticket.give_up):

@@ -6,12 +6,9 @@ Both directions are one pass over the raw fields. Order, spelling and duplicates
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from proxy.outcome import BadInput, Refused
-
-if TYPE_CHECKING:
-    from proxy.keys import Caller, Keyring
 
 __all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options", "length_in", "lines_of"]
 
@@ -98,14 +95,13 @@ class RequestFields:
         "_identity",
         "_length_at",
         "_noted",
-        "caller",
         "checked",
         "claims",
         "forwarded",
         "hop",
         "hosts",
-        "keyring",
         "klass",
+        "known",
         "named",
         "raw",
         "readable",
@@ -165,10 +161,8 @@ class RequestFields:
         """Whether the body may be JSON: anything else is not looked into, and never held."""
         self.checked = False
         """Whether somebody has looked at them and found nothing ambiguous."""
-        self.keyring: Keyring | None = None
-        """Who looked at their API key last."""
-        self.caller: Caller | None = None
-        """Whose key it is, in the eyes of `keyring`."""
+        self.known: object | None = None
+        """What `proxy.keys` found out about the API key; nothing else looks at it."""
         self.klass = self.text(b"x-trimtab-class")
         """The class that the caller asks for."""
         self.tenant = (self.text(b"x-trimtab-tenant") or "")[:_MAX_TENANT]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hmac
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import TYPE_CHECKING
 
 from controller.observation import Result
 from proxy.config.access import KeyConfig, KeyLimitsConfig
@@ -19,10 +18,8 @@ from proxy.incoming import Incoming
 from proxy.limits import Allowance, Bucket
 from proxy.outcome import CallerLimited, Refused, Unauthorized
 from proxy.paces import Paces
+from proxy.terms import Terms
 from proxy.ticket import Ticket
-
-if TYPE_CHECKING:
-    from proxy.pool import Pool
 
 __all__ = ["Caller", "Keyring", "Visit", "hash_key"]
 
@@ -68,14 +65,14 @@ class Caller:
         self.weight = config.weight
         self.trusted = config.trust_headers
         self.allowance = allowance
-        self._ladders: dict[str, tuple[object, str, dict[str, str]]] = {}
+        self._ladders: dict[str, tuple[Terms, str, dict[str, str]]] = {}
 
-    def class_in(self, pool: Pool, asked: str | None) -> str:
-        """Return the class of a request in `pool` that asks for class `asked`, or for none."""
-        known = self._ladders.get(pool.name)
-        if known is None or known[0] is not pool.terms.rules:
-            default, ladder = class_ladder(self.config, pool.config.classes, pool.config.default_class)
-            known = self._ladders[pool.name] = (pool.terms.rules, default, ladder)
+    def class_in(self, terms: Terms, asked: str | None) -> str:
+        """Return the class of a request that asks for class `asked`, or for none, in the pool of these terms."""
+        known = self._ladders.get(terms.pool)
+        if known is None or known[0] is not terms:
+            default, ladder = class_ladder(self.config, terms.classes, terms.default_class)
+            known = self._ladders[terms.pool] = (terms, default, ladder)
         return known[1] if asked is None else known[2].get(asked, known[1])
 
 
@@ -128,11 +125,11 @@ class Visit:
         self._output = 0.0
         """The part of it that the answer is expected to be."""
 
-    def classify(self, ticket: Ticket, fields: RequestFields, pool: Pool) -> str:
+    def classify(self, ticket: Ticket, fields: RequestFields, terms: Terms) -> str:
         """Fill in the tenant and return the class."""
         caller = self.caller
         ticket.tenant = fields.tenant or caller.tenant if caller.trusted else caller.tenant
-        return caller.class_in(pool, fields.klass)
+        return caller.class_in(terms, fields.klass)
 
     def admit(self, tokens: float, now: float, *, output: float = 0.0) -> None:
         """Charge a request of `tokens` predicted tokens, `output` of them its answer's, once.
@@ -170,6 +167,16 @@ class Visit:
         return self._paces.tokens_in(ticket.upstream, spent_s, self._output)
 
 
+class _Identified:
+    """Whose key a request's fields show, in the eyes of one keyring."""
+
+    __slots__ = ("by", "caller")
+
+    def __init__(self, by: Keyring, caller: Caller | None) -> None:
+        self.by = by
+        self.caller = caller
+
+
 class Keyring:
     """Every key there is. Immutable but for the limits' levels, which a successor takes over."""
 
@@ -200,14 +207,14 @@ class Keyring:
         The key that fits is ours and goes no further, unless it is to be forwarded.
         """
         fields = incoming.fields
-        if fields.keyring is not self:
-            if fields.keyring is not None:
+        known = fields.known
+        if type(known) is not _Identified or known.by is not self:
+            if known is not None:
                 fields = incoming.refresh_fields()
-            fields.caller = self._identify(fields)
-            fields.keyring = self
-        if fields.caller is None:
+            known = fields.known = _Identified(self, self._identify(fields))
+        if known.caller is None:
             raise Refused(Unauthorized())
-        return Visit(fields.caller, self._paces)
+        return Visit(known.caller, self._paces)
 
     def _identify(self, fields: RequestFields) -> Caller | None:
         """Return whose key a request shows.

@@ -14,10 +14,11 @@ from prometheus_client import CollectorRegistry, GCCollector, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from controller.observation import Observation, Result
-from controller.slo import LATENCIES, SLO
+from controller.slo import SLO
 from proxy.collectors import BuildInfo, FamilyCollector
 from proxy.config.model import PoolConfig
-from proxy.instruments import Count, CounterFamily, HistogramFamily
+from proxy.families import Families, Family
+from proxy.instruments import Count
 from proxy.pool_metrics import (
     CLOSE_REASONS,
     OTHER,
@@ -31,32 +32,11 @@ from proxy.pool_metrics import (
 
 __all__ = ["CLOSE_REASONS", "OTHER", "ROUTES", "SHED_REASONS", "Metrics", "PoolMetrics"]
 
-TTFT_BOUNDS = (
-    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
-    160.0,
-)  # fmt: skip
-TPOT_BOUNDS = (
-    0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
-)  # fmt: skip
-DURATION_BOUNDS = (
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8, 1.5, 3.0, 6.0, 10.0, 20.0, 40.0, 60.0, 120.0, 300.0, 600.0,
-)  # fmt: skip
-QUEUE_BOUNDS = (
-    0.0001, 0.0005, 0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)  # fmt: skip
-TICK_BOUNDS = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
-WINDOW_BOUNDS = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
-    1.0, 5.0, 60.0,
-)  # fmt: skip
-BATCH_BOUNDS = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
-
 ROUTES = ("chat.completions", "completions", "embeddings", "models", "passthrough")
 """Routes whose series exist from the start; others appear with their first request."""
 NO_POOL: Final = "none"
 """Stands for pool and class of requests that are over before a pool is found for them."""
 
-Family = CounterFamily | HistogramFamily
 Dump = Mapping[str, Sequence[Any]]
 """What one process counted, by metric."""
 
@@ -82,9 +62,9 @@ class Metrics:
 
     def __init__(self, pools: Sequence[PoolConfig], *, process: bool = True) -> None:
         self.registry = CollectorRegistry(auto_describe=False)
-        self._make_families([pool.to_slo() for pool in pools])
-        self._shown = self._families
-        for index in range(len(self._families)):
+        families = self.families = Families([pool.to_slo() for pool in pools])
+        self._shown = families.all
+        for index in range(len(self.families.all)):
             self.registry.register(FamilyCollector(lambda index=index: self._settled(index)))  # type: ignore[misc]
         self.registry.register(BuildInfo())
         if process:
@@ -94,100 +74,26 @@ class Metrics:
         self._routes = set(ROUTES)
         self._pools: dict[str, PoolMetrics] = {}
         self._uncounted: dict[_Kind, list[Observation]] = {}
-        self._delay = self.loop_delay.labels()
+        self._delay = self.families.loop_delay.labels()
         self.configure(pools)
-
-    def _make_families(self, slos: Sequence[SLO]) -> None:
-        """Declare every counter and histogram, with bucket boundaries exactly at the SLO targets."""
-        targets: dict[str, list[float]] = {latency: [] for latency in LATENCIES}
-        for slo in slos:
-            for latency, target in slo.targets():
-                targets[latency].append(target)
-        count, hist = CounterFamily, HistogramFamily
-        by_class = ("pool", "class")
-        self.requests = count(
-            "trimtab_requests", "Requests finished, by how they ended and the status sent.",
-            ("pool", "route", "class", "outcome", "code"),
-        )  # fmt: skip
-        self.duration = hist(
-            "trimtab_request_duration_seconds", "Arrival to the end of the answer, of requests sent to an upstream.",
-            by_class, (*DURATION_BOUNDS, *targets["e2e"]),
-        )  # fmt: skip
-        self.ttft = hist(
-            "trimtab_time_to_first_token_seconds", "Arrival to the first token, of streams.",
-            by_class, (*TTFT_BOUNDS, *targets["ttft"]),
-        )  # fmt: skip
-        self.tpot = hist(
-            "trimtab_inter_token_latency_seconds", "Mean time per output token after the first, one value a stream.",
-            by_class, (*TPOT_BOUNDS, *targets["tpot"]),
-        )  # fmt: skip
-        self.queue = hist(
-            "trimtab_queue_duration_seconds", "Time waited in the proxy's queue, of requests that were let in.",
-            by_class, (*QUEUE_BOUNDS, *targets["queue"]),
-        )  # fmt: skip
-        self.batch_size = hist(
-            "trimtab_batch_size", "Items sent upstream together.", ("pool",), BATCH_BOUNDS
-        )  # fmt: skip
-        self.window = hist(
-            "trimtab_window_wait_seconds",
-            "For how long the batching window alone held an upstream call back, of calls that it held.",
-            ("pool",), WINDOW_BOUNDS,
-        )  # fmt: skip
-        self.closed = count("trimtab_batches_closed", "Batches sent, by what ended the wait.", ("pool", "reason"))
-        self.shed_total = count("trimtab_shed", "Requests turned away or dropped, by reason.", ("pool", "reason"))
-        self.judged = count("trimtab_slo_requests", "Requests measured against a target.", ("pool", "slo"))
-        self.missed = count("trimtab_slo_violations", "Requests that missed a target.", ("pool", "slo"))
-        self.prompt_tokens = count("trimtab_prompt_tokens", "Prompt tokens sent to upstreams.", ("pool",))
-        self.output_tokens = count("trimtab_output_tokens", "Output tokens of finished requests.", ("pool",))
-        self.upstream_requests = count(
-            "trimtab_upstream_requests",
-            "Calls that an upstream was asked, by how they ended; those that went on elsewhere included.",
-            ("pool", "upstream", "outcome"),
-        )
-        self.retries = count("trimtab_retries", "Upstream calls repeated.", ("pool",))
-        self.fallbacks = count(
-            "trimtab_fallbacks", "Requests that went on to another pool, by why.", ("pool", "to", "cause")
-        )
-        self.follow_ups = count(
-            "trimtab_follow_ups",
-            "Requests that named something which an upstream keeps: its keeper is known, away, or nobody knows it.",
-            ("pool", "result"),
-        )
-        self.decisions = count("trimtab_decisions", "Decisions of the controller and operators.", ("pool", "rule"))
-        self.reloads = count("trimtab_config_reloads", "Configuration reloads.", ("result",))
-        self.loop_delay = hist(
-            "trimtab_event_loop_delay_seconds", "How late the event loop woke up for a timer.", (),
-            (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
-        )  # fmt: skip
-        self.tick = hist(
-            "trimtab_controller_tick_seconds", "What a look of the controller at its pool took, once a second.",
-            ("pool",), TICK_BOUNDS,
-        )  # fmt: skip
-        self._by_latency = {"e2e": self.duration, "ttft": self.ttft, "tpot": self.tpot, "queue": self.queue}
-        self._families: list[Family] = [
-            self.requests, self.duration, self.ttft, self.tpot, self.queue, self.batch_size,
-            self.window, self.closed, self.shed_total, self.judged, self.missed, self.prompt_tokens,
-            self.output_tokens, self.upstream_requests, self.retries, self.fallbacks, self.follow_ups, self.decisions,
-            self.reloads, self.loop_delay, self.tick,
-        ]  # fmt: skip
 
     def configure(self, pools: Sequence[PoolConfig]) -> None:
         """Make the series of pools, at start and again after a reload; series that exist go on counting."""
         self.settle()
         for result in ("ok", "failed"):
-            self.reloads.labels(result)
+            self.families.reloads.labels(result)
         self._request_cell("", "unknown", "", Result.REFUSED, 404)
         for pool in pools:
             slo = pool.to_slo()
             self.slo_changed(pool.name, slo)
-            self._pools[pool.name] = PoolMetrics(self, pool.name, pool.classes, slo)
+            self._pools[pool.name] = PoolMetrics(self.families, pool.name, pool.classes, slo)
             for klass in pool.classes:
                 for route in ROUTES:
                     for result, code in _USUAL_CODE.items():
                         self._request_cell(pool.name, route, klass, result, code)
             if pool.fallback is not None:
                 for cause in pool.fallback.on:
-                    self.fallbacks.labels(pool.name, pool.fallback.pool, cause)
+                    self.families.fallbacks.labels(pool.name, pool.fallback.pool, cause)
             for upstream in pool.upstreams:
                 for outcome in UPSTREAM_OUTCOMES:
                     self._upstream_cell(self._pools[pool.name], upstream.url, outcome)
@@ -249,7 +155,7 @@ class Metrics:
         known = self._pools.get(pool)
         cell = known.shed.get(reason) if known else None
         if cell is None:
-            cell = self.shed_total.labels(pool if known else OTHER, reason)
+            cell = self.families.shed_total.labels(pool if known else OTHER, reason)
             if known:
                 known.shed[reason] = cell
         cell.value += 1.0
@@ -260,7 +166,7 @@ class Metrics:
         known.batch_size.observe(size)
         cell = known.closed.get(closed_by)
         if cell is None:
-            cell = known.closed[closed_by] = self.closed.labels(pool, closed_by)
+            cell = known.closed[closed_by] = self.families.closed.labels(pool, closed_by)
         cell.value += 1.0
 
     def window_waited(self, pool: str, seconds: float) -> None:
@@ -283,7 +189,9 @@ class Metrics:
     def fell_back(self, pool: str, to: str, cause: str) -> None:
         """Count one request that went on to another pool."""
         known = self._pools
-        self.fallbacks.labels(pool if pool in known else OTHER, to if to in known else OTHER, cause).value += 1.0
+        self.families.fallbacks.labels(
+            pool if pool in known else OTHER, to if to in known else OTHER, cause
+        ).value += 1.0
 
     def followed_up(self, pool: str, result: str) -> None:
         """Count one request that referred to something which an upstream keeps."""
@@ -295,12 +203,12 @@ class Metrics:
         cell = known.rules.get(rule)
         if cell is None:
             name = rule if len(known.rules) < _MAX_RULES else OTHER
-            cell = known.rules[rule] = self.decisions.labels(pool, name)
+            cell = known.rules[rule] = self.families.decisions.labels(pool, name)
         cell.value += 1.0
 
     def reloaded(self, *, ok: bool) -> None:
         """Count one reload of the configuration."""
-        self.reloads.labels("ok" if ok else "failed").value += 1.0
+        self.families.reloads.labels("ok" if ok else "failed").value += 1.0
 
     def ticked(self, pool: str, seconds: float) -> None:
         """Note what a look of the controller at its pool took."""
@@ -314,7 +222,7 @@ class Metrics:
         """Put a bucket boundary at every target of `slo`, where there is room for one."""
         self.settle()
         for latency, target in slo.targets():
-            self._by_latency[latency].add_bound(target)
+            self.families.by_latency[latency].add_bound(target)
 
     def render(self, accept: str = "", others: Iterable[Dump] = ()) -> tuple[bytes, str]:
         """Return the exposition that an Accept header asks for, and its content type.
@@ -325,20 +233,20 @@ class Metrics:
         self.settle()
         found = [*others]
         if found:
-            self._shown = total([self.dump(), *found], self._families)
+            self._shown = total([self.dump(), *found], self.families.all)
         try:
             return encoder(self.registry), content_type
         finally:
-            self._shown = self._families
+            self._shown = self.families.all
 
     def dump(self) -> Dump:
         """Return every counter and histogram, JSON-ready."""
         self.settle()
-        return {family.name: family.dump() for family in self._families}
+        return {family.name: family.dump() for family in self.families.all}
 
     def sum(self, dumps: Iterable[Dump]) -> Dump:
         """Return what several processes counted, as one."""
-        return {family.name: family.dump() for family in total(dumps, self._families)}
+        return {family.name: family.dump() for family in total(dumps, self.families.all)}
 
     def _settled(self, index: int) -> Family:
         self.settle()
@@ -349,7 +257,7 @@ class Metrics:
         known = self._pools.get(pool)
         if route not in self._routes and len(self._routes) < _MAX_ROUTES:
             self._routes.add(route)
-        cell = self.requests.labels(
+        cell = self.families.requests.labels(
             pool if known else OTHER if pool else NO_POOL,
             route if route in self._routes else OTHER,
             klass if known and klass in known.classes else OTHER if pool else NO_POOL,
@@ -361,7 +269,9 @@ class Metrics:
         return cell
 
     def _upstream_cell(self, pool: PoolMetrics, upstream: str, outcome: str) -> Count:
-        cell = pool.upstreams[upstream, outcome] = self.upstream_requests.labels(pool.name, upstream, outcome)
+        cell = pool.upstreams[upstream, outcome] = self.families.upstream_requests.labels(
+            pool.name, upstream, outcome
+        )
         return cell
 
 

@@ -80,7 +80,7 @@ class Naming(Asking):
 
     async def _ask_for_list(self, pool: Pool) -> bytes | None:
         """Ask one pool for its models; None where it does not say within `_LIST_S`."""
-        outgoing = self._outgoing(self._classify(pool))
+        outgoing = self._make_outgoing(self._classify(pool))
         lines = outgoing.lines.splitlines(True)
         outgoing.lines = b"".join([line for line in lines if not line.lower().startswith(_CONDITIONS)])
         try:

@@ -43,6 +43,7 @@ from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import Group
 from proxy.upstream.leaving import Leaving, note_drain
+from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.probe import Prober
 from proxy.wire.base import Call, WireFormat
 
@@ -230,11 +231,11 @@ class Pool:
 
     # -- what a request asks for -----------------------------------------------------------------------------
 
-    def unqueued(self, ticket: Ticket | None = None) -> Lease:
+    def unqueued(self, ticket: Ticket | None = None, outgoing: Outgoing | None = None) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
-        return self.leases.grant(self._pick(0.0, ticket))
+        return self.leases.grant(self._pick(0.0, ticket, outgoing))
 
-    def admit(self, ticket: Ticket, tokens: float, *, express: bool) -> Lease | None:
+    def admit(self, ticket: Ticket, outgoing: Outgoing, tokens: float, *, express: bool) -> Lease | None:
         """Let a newcomer in. Raises Refused.
 
         Returns the lease on a slot where there is nothing to wait for; otherwise it must be waited for in `enter`.
@@ -251,16 +252,18 @@ class Pool:
             return None
         self.hooks.batch_dispatched(self.name, 1, ClosedBy.EXPRESS if express else ClosedBy.IDLE)
         try:
-            return self._lease_gated(ticket, tokens, now)
+            return self._lease_gated(ticket, outgoing, tokens, now)
         except Refused:
             self.gate.release()
             raise
 
-    async def enter(self, ticket: Ticket, tokens: float, *, express: bool, deadline: float) -> Lease:
+    async def enter(
+        self, ticket: Ticket, outgoing: Outgoing, tokens: float, *, express: bool, deadline: float
+    ) -> Lease:
         """Wait for a slot and return the lease on it. Raises Refused. The caller must release the lease."""
         job, gate = ticket.job, self.gate
         assert job is not None
-        turn = Turn(self._loop, ticket, job, tokens=tokens, express=express, deadline=deadline)
+        turn = Turn(self._loop, ticket, outgoing, job, tokens=tokens, express=express, deadline=deadline)
         try:
             gate.offer(turn)
             await turn.future
@@ -409,18 +412,15 @@ class Pool:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _pick(self, tokens: float, ticket: Ticket | None) -> Endpoint:
-        if ticket is None:
-            endpoint = self.group.pick(tokens)
-        else:
-            endpoint = self.group.pick(tokens, (), ticket.affinity, ticket.outgoing)
+    def _pick(self, tokens: float, ticket: Ticket | None, outgoing: Outgoing | None) -> Endpoint:
+        endpoint = self.group.pick(tokens, (), None if ticket is None else ticket.affinity, outgoing)
         if endpoint is None:
             raise Refused(NoUpstream(after_s=self.group.retry_after_s()))
         return endpoint
 
-    def _lease_gated(self, ticket: Ticket, tokens: float, now: float) -> Lease:
+    def _lease_gated(self, ticket: Ticket, outgoing: Outgoing, tokens: float, now: float) -> Lease:
         """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
-        endpoint, job, call = self._pick(tokens, ticket), ticket.job, ticket.call
+        endpoint, job, call = self._pick(tokens, ticket, outgoing), ticket.job, ticket.call
         if job is not None:
             streamed = call is not None and call.stream
             self.controller.sent(job, endpoint.name, now, self._under_way.tokens, streamed=streamed)
@@ -436,7 +436,7 @@ class Pool:
         turn = cast(Turn, waiting)
         now = self._clock.now()
         try:
-            turn.lease = self._lease_gated(turn.ticket, turn.tokens, now)
+            turn.lease = self._lease_gated(turn.ticket, turn.outgoing, turn.tokens, now)
         except Refused:
             self.gate.inflight -= 1
             turn.dropped(Drop.NO_UPSTREAM)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from controller.observation import Observation, Result
 from controller.slo import LATENCIES, SLO
+from proxy.families import Families
 from proxy.hooks import ClosedBy
 from proxy.instruments import Count, Histogram, HistogramFamily
-
-if TYPE_CHECKING:
-    from proxy.metrics import Metrics
 
 __all__ = [
     "CLOSE_REASONS",
@@ -63,29 +61,29 @@ def upstream_outcome(result: Result, code: int, route: str) -> str:
 class PoolMetrics:
     """The series of one pool, found once."""
 
-    def __init__(self, owner: Metrics, name: str, classes: Iterable[str], slo: SLO) -> None:
+    def __init__(self, families: Families, name: str, classes: Iterable[str], slo: SLO) -> None:
         self.name = name
         self.classes = frozenset(classes)
         self.slo_of: Callable[[], SLO] = lambda: slo
-        self.duration = _per_class(owner.duration, name, self.classes)
-        self.ttft = _per_class(owner.ttft, name, self.classes)
-        self.tpot = _per_class(owner.tpot, name, self.classes)
-        self.queue = _per_class(owner.queue, name, self.classes)
-        self.batch_size = owner.batch_size.labels(name)
-        self.window = owner.window.labels(name)
-        self.tick = owner.tick.labels(name)
-        self.prompt_tokens = owner.prompt_tokens.labels(name)
-        self.output_tokens = owner.output_tokens.labels(name)
-        self._judged = {latency: owner.judged.labels(name, latency) for latency in LATENCIES}
-        self._missed = {latency: owner.missed.labels(name, latency) for latency in LATENCIES}
+        self.duration = _per_class(families.duration, name, self.classes)
+        self.ttft = _per_class(families.ttft, name, self.classes)
+        self.tpot = _per_class(families.tpot, name, self.classes)
+        self.queue = _per_class(families.queue, name, self.classes)
+        self.batch_size = families.batch_size.labels(name)
+        self.window = families.window.labels(name)
+        self.tick = families.tick.labels(name)
+        self.prompt_tokens = families.prompt_tokens.labels(name)
+        self.output_tokens = families.output_tokens.labels(name)
+        self._judged = {latency: families.judged.labels(name, latency) for latency in LATENCIES}
+        self._missed = {latency: families.missed.labels(name, latency) for latency in LATENCIES}
         self.slo: SLO | None = None
         """The promise that requests are judged by."""
         self._targets: tuple[tuple[int, float, Count, Count], ...] = ()
         """(place in LATENCIES, target, judged, missed) for each of its targets."""
-        self.closed = {reason: owner.closed.labels(name, reason) for reason in CLOSE_REASONS}
-        self.shed = {reason: owner.shed_total.labels(name, reason) for reason in SHED_REASONS}
-        self.retries = owner.retries.labels(name)
-        self.follow_ups = {result: owner.follow_ups.labels(name, result) for result in FOLLOW_UPS}
+        self.closed = {reason: families.closed.labels(name, reason) for reason in CLOSE_REASONS}
+        self.shed = {reason: families.shed_total.labels(name, reason) for reason in SHED_REASONS}
+        self.retries = families.retries.labels(name)
+        self.follow_ups = {result: families.follow_ups.labels(name, result) for result in FOLLOW_UPS}
         self.upstreams: dict[tuple[str, str], Count] = {}
         self.rules: dict[str, Count] = {}
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import PayloadAccessError, RequestHandler
 
-from proxy.flight import Flight
 from proxy.headers import RequestFields, length_in, lines_of
 from proxy.incoming import Incoming, Opening
 from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
 from proxy.repeat import RepeatedHead
 from proxy.reply import SENT_CLOSE, SENT_KEEP, head_bytes
+from proxy.served import Receiver, Served
 from proxy.trailers import TrailerScanner
 from proxy.wire.registry import wire_format
 
@@ -75,7 +75,7 @@ class ClientProtocol(RequestHandler):
         self._patience: asyncio.TimerHandle | None = None
         """Gives up waiting for the rest of it."""
         self._opening: Opening | None = None
-        self._flight: Flight | None = None
+        self._flight: Served | None = None
         """The request that is served; there is one at a time."""
         self._keyed: Any = None
         """The message whose head `_repeat` is."""
@@ -297,7 +297,7 @@ class ClientProtocol(RequestHandler):
 
     def _launch(self, incoming: Incoming) -> bool:
         """Have one request served. Returns False when its client has left already."""
-        handler: Any = self._request_handler
+        handler = cast("Receiver | None", self._request_handler)
         transport = self.transport
         if transport is None or handler is None:
             return False
@@ -343,7 +343,7 @@ class ClientProtocol(RequestHandler):
         if self._keepalive_handle is None:
             self._keepalive_handle = self._loop.call_at(closes_at, self._process_keepalive)
 
-    async def _land(self, flight: Flight) -> bool:
+    async def _land(self, flight: Served) -> bool:
         """Bring a request to its end for the connection. Returns whether the connection goes on."""
         incoming = flight.incoming
         try:

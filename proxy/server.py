@@ -11,10 +11,10 @@ from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
 from proxy.doorstep import Doorstep, Patience
-from proxy.handler import Handler
 from proxy.held import UPLOAD_BYTES
 from proxy.protocol import ClientProtocol
 from proxy.reply import head_bytes
+from proxy.served import Receiver
 
 __all__ = ["DataServer", "ServerLimits"]
 
@@ -73,7 +73,7 @@ class ServerLimits:
 class _Server(web.Server):
     """Makes protocols for connections that speak."""
 
-    def __init__(self, handler: Handler, head_timeout_s: float, **options: Any) -> None:
+    def __init__(self, handler: Receiver, head_timeout_s: float, **options: Any) -> None:
         super().__init__(cast(Any, handler), handler_cancellation=True, **options)
         self._head_timeout_s = head_timeout_s
 
@@ -82,9 +82,9 @@ class _Server(web.Server):
 
 
 class DataServer:
-    """Listens for clients and hands their requests to a `Handler`."""
+    """Listens for clients and hands their requests to whoever serves them."""
 
-    def __init__(self, handler: Handler, limits: ServerLimits | None = None) -> None:
+    def __init__(self, handler: Receiver, limits: ServerLimits | None = None) -> None:
         limits = limits or ServerLimits()
         self._server = _Server(
             handler,

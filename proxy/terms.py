@@ -34,9 +34,12 @@ class Terms:
         "any_model",
         "bounds_unknown",
         "check_merged_every",
+        "classes",
+        "default_class",
         "keepalive_s",
         "max_wait_s",
         "pads",
+        "pool",
         "renames",
         "rules",
         "total_s",
@@ -45,6 +48,7 @@ class Terms:
 
     def __init__(self, config: PoolConfig) -> None:
         self._dispatch = config.dispatch
+        self.pool = config.name
         self._named = config.wire != "auto"
         self._profiles = tuple([load_profile(upstream.profile) for upstream in config.upstreams])
         self._merged_routes: dict[str, Merging] = {}
@@ -60,6 +64,8 @@ class Terms:
         """Whether an upstream pads a batch to its longest item."""
         self.rules = {name: ClassRules(klass) for name, klass in config.classes.items()}
         """What each class means."""
+        self.classes = config.classes
+        self.default_class = config.default_class
         total_ms = config.timeouts.total_ms
         self.total_s: float = inf if total_ms is None else total_ms / 1000.0
         self.keepalive_s: float | None = config.keepalive.interval_ms / 1000.0 if config.keepalive.enabled else None

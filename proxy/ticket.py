@@ -10,8 +10,6 @@ from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
 from proxy.trace import Trace
-from proxy.upstream.endpoint import Endpoint
-from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import Call, Tap
 
 __all__ = ["AffinityKey", "Ticket"]
@@ -44,10 +42,8 @@ class Ticket:
         "hint",
         "id",
         "job",
-        "keeper",
         "klass",
         "last_byte",
-        "outgoing",
         "output_tokens",
         "prediction",
         "prompt_tokens",
@@ -72,10 +68,6 @@ class Ticket:
         self.tenant = ""
         self.affinity: AffinityKey | None = None
         """What ties it to one upstream, where the pool routes by that."""
-        self.keeper: Endpoint | None = None
-        """Who keeps what it refers to, so that nobody else is asked."""
-        self.outgoing: Outgoing | None = None
-        """What its upstream is asked, once that is known."""
         self.trace: Trace | None = None
         """Its trace context, where it is traced."""
         self.call: Call | None = None
@@ -115,7 +107,7 @@ class Ticket:
         """Go back to where no pool had taken it."""
         self.queued = True
         self.job = self.prediction = self.hint = self.dispatched = self.affinity = self.tap = None
-        self.batch, self.upstream, self.keeper = 1, "", None
+        self.batch, self.upstream = 1, ""
         if self.trace is not None:
             self.trace.start_again()
 

@@ -46,12 +46,13 @@ class Answer:
 class Turn(Waiting):
     """Waits at a gate for a lease."""
 
-    __slots__ = ("future", "lease", "ticket", "why")
+    __slots__ = ("future", "lease", "outgoing", "ticket", "why")
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         ticket: Ticket,
+        outgoing: Outgoing,
         job: Job,
         *,
         tokens: float,
@@ -60,6 +61,7 @@ class Turn(Waiting):
     ) -> None:
         super().__init__(job, tokens=tokens, klass=ticket.klass, express=express, deadline=deadline)
         self.ticket = ticket
+        self.outgoing = outgoing
         self.future: asyncio.Future[None] = loop.create_future()
         self.lease: Lease | None = None
         self.why: Drop | None = None

@@ -5,22 +5,50 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from aiohttp import web
 
 from proxy.outcome import BadInput, Refused, SlowClient
 from proxy.wire.naming import Repeats, Unclear
 
-if TYPE_CHECKING:
-    from proxy.incoming import Incoming
-
 __all__ = ["Begun", "Upload", "pieces"]
+
+
+class Source(Protocol):
+    """Where a body comes from: a request, as it came in."""
+
+    content: Any
+    """The body where it has come, else aiohttp's stream of it."""
+
+    @property
+    def expects_continue(self) -> bool:
+        """Whether the client waits for 100 before it sends the body."""
+        ...
+
+    @property
+    def transport(self) -> asyncio.Transport | None:
+        """The client's connection; None once that is gone."""
+        ...
+
+    @property
+    def trailers(self) -> list[tuple[bytes, bytes]]:
+        """The trailer fields that may go on, once the body has been read."""
+        ...
+
+    def body_now(self) -> bytes:
+        """Return the body, which must have come."""
+        ...
+
+    def gone(self) -> bool:
+        """Whether the client closed its connection."""
+        ...
+
 
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-async def pieces(incoming: Incoming, patience: float, rate: int) -> AsyncIterator[bytes]:
+async def pieces(incoming: Source, patience: float, rate: int) -> AsyncIterator[bytes]:
     """Read the body piece by piece, no faster than it is consumed. Raises Refused when it comes too slowly.
 
     The client may be waited for `patience` seconds, for each piece and in all, and a second more for every `rate`
@@ -66,7 +94,7 @@ class Upload:
 
     __slots__ = ("_incoming", "_patience", "_rate", "begun", "first")
 
-    def __init__(self, incoming: Incoming, patience: float, rate: int) -> None:
+    def __init__(self, incoming: Source, patience: float, rate: int) -> None:
         self._incoming = incoming
         self._patience = patience
         self._rate = rate

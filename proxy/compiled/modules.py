@@ -48,6 +48,7 @@ _PROXY = (
     "answering",
     "asking",
     "batcher",
+    "families",
     "flight",
     "following",
     "handler",

@@ -115,9 +115,9 @@ def test_requests_are_judged_as_the_promise_judges_them(
                  done=10.0 + waited + took, output_tokens=tokens, streamed=streamed)  # fmt: skip
     metrics.request_finished(obs, "completions", 200)
     metrics.settle()
-    missed = {name for name, _ in slo.targets() if metrics.missed.labels("default", name).value}
+    missed = {name for name, _ in slo.targets() if metrics.families.missed.labels("default", name).value}
     assert missed == set(violations(slo, obs))
-    judged = {name for name, _ in slo.targets() if metrics.judged.labels("default", name).value}
+    judged = {name for name, _ in slo.targets() if metrics.families.judged.labels("default", name).value}
     assert missed <= judged
 
 
@@ -198,13 +198,19 @@ def test_series_exist_before_anything_happens() -> None:
 @settings(max_examples=25, deadline=None)
 def test_labels_stay_bounded_whatever_comes(calls: list[tuple[str, str, int]]) -> None:
     metrics = make()
-    start = len(metrics.requests)
+    start = len(metrics.families.requests)
     for index, (klass, pool, code) in enumerate(calls):
         metrics.request_finished(served(klass=klass, pool=pool), f"route-{index}", code)
     metrics.settle()
-    assert len(metrics.requests) - start <= 70 * 10
+    assert len(metrics.families.requests) - start <= 70 * 10
     assert total(metrics, "trimtab_requests_total") == len(calls)
-    assert {key[2] for key, _ in metrics.requests.items()} <= {"default", "interactive", "batch", OTHER, NO_POOL}
+    assert {key[2] for key, _ in metrics.families.requests.items()} <= {
+        "default",
+        "interactive",
+        "batch",
+        OTHER,
+        NO_POOL,
+    }
 
 
 def test_rules_beyond_reason_fold_into_other() -> None:

@@ -64,7 +64,7 @@ async def crew() -> AsyncIterator[Crew]:
 
 def dump(requests: float) -> Any:
     metrics = Metrics(Config.model_validate(DATA).pools, process=False)
-    metrics.requests.labels("default", "completions", "default", "ok", "200").add(requests)
+    metrics.families.requests.labels("default", "completions", "default", "ok", "200").add(requests)
     return metrics.dump()
 
 
