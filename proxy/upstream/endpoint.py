@@ -236,13 +236,9 @@ class Endpoint:
     # -- what became of what it was asked ------------------------------------------------------------------
 
     def succeeded(self, since: float = inf) -> None:
-        """It answered a call that was sent at `since`, whatever the answer."""
+        """It answered a call that was sent at `since`, whatever the answer. Its end may be still to come."""
         self.served += 1
         self.proven = True
-        if self.failure_rate > 0.0:
-            self.failure_rate *= 1.0 - _FAILURE_GAIN
-            if self.failure_rate < 1e-3:
-                self.failure_rate = 0.0
         if not self.standing.sound and self.standing.answered():
             self.ease_in()
         # What was sent before it said `not now` says nothing about now.
@@ -250,12 +246,24 @@ class Endpoint:
             self.overloaded_until = 0.0
             self._overload_s = 0.0
 
+    def completed(self) -> None:
+        """It brought an answer to its good end. That need not be said while its failure rate is 0."""
+        self.failure_rate *= 1.0 - _FAILURE_GAIN
+        if self.failure_rate < 1e-3:
+            self.failure_rate = 0.0
+        self.standing.completed()
+
     def errored(self) -> None:
         """It answered that it failed: alive, but not to be preferred for being quick about it."""
         self.served += 1
         self.failure_rate += _FAILURE_GAIN * (1.0 - self.failure_rate)
         if not self.standing.sound:
             self.standing.answered()
+
+    def spoiled(self, now: float, since: float) -> None:
+        """It ended the stream of a call that was sent at `since` badly, when part of it had been passed on."""
+        self.errored()
+        self.standing.broke(now, since)
 
     def failed(self, now: float, since: float | None = None, *, timeout: bool = False) -> bool:
         """A call that was sent at `since` broke or timed out. Returns whether it is ejected by that.

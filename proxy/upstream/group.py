@@ -265,22 +265,30 @@ class Group:
         if exchange.error is not None:
             self._blame(endpoint, exchange.error, exchange.sent_at)
         else:
-            endpoint.failed(monotonic(), exchange.sent_at)
+            self._failed(endpoint, exchange.sent_at)
 
     def over(self, endpoint: Endpoint, exchange: Exchange, outgoing: Outgoing | None, tap: Tap | None) -> bool:
-        """A stream that had begun came to a clean end. Returns whether it was a failure all the same."""
-        if tap is None or outgoing is None or outgoing.call is None or outgoing.wire is None:
-            return False
-        if exchange.status != 200 or exchange.fields.encoded:
-            return False
+        """An answer that had begun came to a clean end. Returns whether it was a failure all the same."""
+        status, fault = exchange.status, None
+        events = exchange.fields.is_event_stream and status == 200 and not exchange.fields.encoded
         if (
-            exchange.fields.is_event_stream
-            and self.verdicts.ends_badly(endpoint, exchange, outgoing, tap) is not None
+            events
+            and tap is not None
+            and outgoing is not None
+            and outgoing.call is not None
+            and outgoing.wire is not None
         ):
-            endpoint.errored()
-            self.repute.answered(endpoint, well=False, now=monotonic())
-            return True
-        return False
+            fault = self.verdicts.ends_badly(endpoint, exchange, outgoing, tap)
+        if fault is not None:
+            status = fault.status
+            if status >= 500 or status in OVERLOAD:
+                now = monotonic()
+                endpoint.spoiled(now, exchange.sent_at)
+                self.repute.answered(endpoint, well=False, now=now, since=exchange.sent_at)
+                return True
+        if endpoint.failure_rate > 0.0 and status < 500 and status not in OVERLOAD:
+            self._completed(endpoint)
+        return fault is not None
 
     def abort(self) -> None:
         """Close every connection, and ask nobody any more: calls that break by it are not to be made again."""
@@ -390,21 +398,27 @@ class Group:
             self._failed(endpoint, exchange.sent_at)
         else:
             endpoint.errored()
-        self.repute.answered(endpoint, well=False, now=monotonic())
+            self.repute.answered(endpoint, well=False, now=monotonic(), since=exchange.sent_at)
         repeat = outgoing.repeat
         if "failure" not in causes or not outgoing.replayable or repeat == Repeat.NEVER:
             return ""
         return "failure" if not broken or repeat == Repeat.FREELY or "broken" in causes else ""
 
     def _well(self, endpoint: Endpoint, exchange: Exchange, outgoing: Outgoing, status: int) -> None:
-        """An upstream answered, and not that it failed."""
+        """An upstream answered, and not that it failed. How an answer ends that is still coming, `over` is told."""
         endpoint.succeeded(exchange.sent_at)
+        if endpoint.failure_rate > 0.0 and (exchange.ended or exchange.upgrade_rest is not None):
+            self._completed(endpoint)
         if len(self.endpoints) == 1:
             return
         repute = self.repute
-        repute.answered(endpoint, well=True, now=exchange.sent_at)
         if status < 400 and repute.knows_misfits:
             repute.served(endpoint, outgoing.errand())
+
+    def _completed(self, endpoint: Endpoint) -> None:
+        """An upstream that has failed lately brought an answer to its good end."""
+        endpoint.completed()
+        self.repute.answered(endpoint, well=True, now=monotonic())
 
     def _raced(self, error: UpstreamError, exchange: Exchange, outgoing: Outgoing) -> bool:
         """Whether a request on a kept connection that broke is to be sent once more, over a fresh one.
@@ -447,7 +461,9 @@ class Group:
             self._failed(endpoint, since, timeout=error.is_timeout)
 
     def _failed(self, endpoint: Endpoint, since: float, *, timeout: bool = False) -> None:
-        if endpoint.failed(monotonic(), since, timeout=timeout):
+        now = monotonic()
+        self.repute.answered(endpoint, well=False, now=now, since=since)
+        if endpoint.failed(now, since, timeout=timeout):
             self.on_trouble()
 
 

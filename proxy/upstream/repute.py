@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Hashable, Sequence
+from math import inf
 from typing import Final
 
 from proxy.upstream.endpoint import Endpoint
@@ -30,9 +31,11 @@ _MAX_ERRANDS: Final = 1024
 class _Look:
     """When a failing upstream is looked at again."""
 
-    __slots__ = ("due", "gap_s")
+    __slots__ = ("asked_at", "due", "gap_s")
 
     def __init__(self, now: float) -> None:
+        self.asked_at = now
+        """Only what was sent since then says anything about the latest look."""
         self.gap_s = _FIRST_LOOK_S
         self.due = now + _FIRST_LOOK_S
 
@@ -86,11 +89,11 @@ class Repute:
         blemished = [each for each in endpoints if each.failure_rate > 0.0]
         if not blemished and not self._errands:
             return ()
-        failing = [each for each in blemished if each.failure_rate > _FAILING]
+        failing = _failing(blemished, now, len(endpoints))
         if now - self._faded_at >= 1.0:
             self._fade(blemished, now)
         if len(self._looks) > len(failing):
-            for each in [each for each in self._looks if each.failure_rate <= _FAILING]:
+            for each in [each for each in self._looks if each not in failing]:
                 del self._looks[each]
         misfits = self._misfits(errand, now) if errand is not None and self._errands else None
         if not failing and not misfits:
@@ -109,14 +112,14 @@ class Repute:
             return ()
         return tuple(shunned)
 
-    def answered(self, endpoint: Endpoint, *, well: bool, now: float) -> None:
-        """An upstream answered: one that failed and is well again is looked at more, one that still fails less."""
+    def answered(self, endpoint: Endpoint, *, well: bool, now: float, since: float = inf) -> None:
+        """A call that was sent at `since` ended: who failed and is well again is looked at more, who is not less."""
         look = self._looks.get(endpoint)
         if look is None:
             return
         if well:
             look.gap_s, look.due = _FIRST_LOOK_S, now
-        else:
+        elif since >= look.asked_at:
             look.gap_s = min(_LONGEST_LOOK_S, 2.0 * look.gap_s)
             look.due = now + look.gap_s
 
@@ -176,5 +179,20 @@ class Repute:
             return False
         if now < look.due:
             return False
-        look.due = now + look.gap_s
+        look.asked_at, look.due = now, now + look.gap_s
         return True
+
+
+def _failing(blemished: Sequence[Endpoint], now: float, upstreams: int) -> list[Endpoint]:
+    """Return who fails often, and who has just broken off twice in a row.
+
+    Two breaks are little evidence: a request that kills whoever reads it would leave few to serve the others. So
+    they count for half of the upstreams at most.
+    """
+    failing = [each for each in blemished if each.failure_rate > _FAILING]
+    for each in blemished:
+        if 2 * len(failing) + 2 > upstreams:
+            break
+        if each.failure_rate <= _FAILING and each.standing.breaks_off(now):
+            failing.append(each)
+    return failing

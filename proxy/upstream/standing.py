@@ -9,6 +9,9 @@ from proxy.upstream.health import Health
 
 __all__ = ["HealthRules", "Standing"]
 
+_MANY_BREAKS: Final = 2
+_RECENT_S: Final = 10.0
+"""For so long a row of breaks says something about now."""
 _APART_S: Final = 1.0
 """Timeouts so far apart are failures of their own, though the calls were sent before the first of them."""
 
@@ -38,6 +41,8 @@ class Standing:
     """
 
     __slots__ = (
+        "_breaks",
+        "_broke_at",
         "_event_at",
         "_probes_bad",
         "_probes_good",
@@ -62,6 +67,9 @@ class Standing:
         """Whether its health check fails."""
         self.trial = False
         """Whether an ejected upstream's one trial is under way."""
+        self._breaks = 0
+        """Calls in a row that were lost to their callers, each an event of its own."""
+        self._broke_at = -inf
         self._event_at = -inf
         self._trial_at = -inf
         self._probes_bad = 0
@@ -87,6 +95,10 @@ class Standing:
             return False
         return not self.ejected or (now >= self._trial_at and not self.trial)
 
+    def breaks_off(self, now: float) -> bool:
+        """Whether it has lately broken off twice in a row, and brought no answer to its end since."""
+        return self._breaks >= _MANY_BREAKS and now - self._broke_at < _RECENT_S
+
     # -- what became of what it was asked ------------------------------------------------------------------
 
     def failed(self, now: float, since: float, *, timeout: bool = False) -> bool:
@@ -97,9 +109,22 @@ class Standing:
         self._event_at = now
         self.failures_in_row += 1
         self.sound = False
+        if not timeout:
+            self.broke(now, since)
         if self.ejected:
             self._trial_at = now if first else now + self._rules.trial_s
         return True
+
+    def broke(self, now: float, since: float) -> None:
+        """A call that was sent at `since` was lost: it broke off, or its stream ended badly."""
+        if since < self._broke_at:
+            return
+        self._breaks = self._breaks + 1 if now - self._broke_at < _RECENT_S else 1
+        self._broke_at = now
+
+    def completed(self) -> None:
+        """It brought an answer to its good end."""
+        self._breaks = 0
 
     def refused(self, now: float) -> bool:
         """It accepted no connection. Returns whether that is news."""
@@ -115,6 +140,7 @@ class Standing:
         if not self.unreachable:
             return False
         self.unreachable = False
+        self._breaks = 0
         self._forgive()
         return True
 
@@ -139,6 +165,7 @@ class Standing:
             self._probes_good += 1
             if proves:
                 self._trial_at = -inf
+                self._breaks = 0
             if self.down and self._probes_good >= self._rules.healthy_after:
                 self.down = False
                 self._forgive()
@@ -155,6 +182,7 @@ class Standing:
         """Take over what was known of the same upstream before a reload."""
         self.failures_in_row, self.unreachable, self.down = before.failures_in_row, before.unreachable, before.down
         self._event_at, self._trial_at = before._event_at, before._trial_at
+        self._breaks, self._broke_at = before._breaks, before._broke_at
         self.sound = not (self.failures_in_row or self.unreachable or self.down)
 
     def _forgive(self) -> None:

@@ -159,6 +159,45 @@ async def test_failing_fast_attracts_no_traffic(routing: dict[str, Any], name: s
             await stack.settled()
 
 
+@pytest.mark.parametrize("routing", STRATEGIES, ids=lambda each: each["strategy"])
+@pytest.mark.parametrize("ask", [each for each in FORMATS.values() if each.streamed], ids=lambda ask: ask.name)
+@pytest.mark.parametrize("name", ["cut off", "error later"])
+async def test_beginning_well_does_not_make_up_for_ending_badly(ask: Ask, routing: dict[str, Any], name: str) -> None:
+    """What has been relayed cannot be tried again, so two streams are all that it may cost."""
+    async with ScriptedServer(failures(ask)[name], gap_s=0.01) as sick, ScriptedServer(well(ask)) as good:
+        async with Stack(sick.url, good.url, routing=routing) as stack:
+            fates = []
+            for index in range(30):
+                async with RawClient(stack.port) as client:
+                    got = await client.ask("POST", ask.path, {"X-Session-Id": str(index)}, body=ask.body)
+                fates.append(failed(ask, got))
+            for look in stack.pool.group.repute._looks.values():
+                assert look.due > look.asked_at, "a look that ended badly is not followed by another one at once"
+            assert sum(fates) <= 2, fates
+            assert sick.asked <= 3
+            await stack.settled()
+            results = [obs.result for obs, _, _ in stack.counts.finished]
+            assert results.count(Result.FAILED) == sum(fates), "and each is counted as what it was"
+
+
+async def test_poison_that_kills_whoever_reads_it_starves_nobody() -> None:
+    async with MockUpstream() as one, MockUpstream() as two, MockUpstream() as three:
+        ups = [one, two, three]
+        urls = [up.url for up in ups]
+        async with Stack(*urls, routing="round-robin", retries=ONCE) as stack, RawClient(stack.port) as client:
+            for _ in range(40):
+                for up in ups:
+                    up.default = Behaviour(reset_before_head=True)
+                assert (await client.ask("POST", PATH, body=CHAT)).status == 502
+                for up in ups:
+                    up.default = Behaviour()
+                for _ in range(2):
+                    assert (await client.ask("POST", PATH, body=CHAT)).status == 200
+            honest = [sum(seen.status == 200 for seen in up.seen) for up in ups]
+            assert sum(count >= 8 for count in honest) >= 2, honest
+            await stack.settled()
+
+
 async def test_a_sick_one_that_is_well_again_is_asked_again() -> None:
     ask = FORMATS["openai chat"]
     async with ScriptedServer(answer(ask.error)) as sick, ScriptedServer(well(ask)) as good:

@@ -10,6 +10,7 @@ import pytest
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.health import Health
 from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.repute import Repute
 from proxy.wire.base import Head
@@ -63,6 +64,7 @@ def test_one_that_is_well_again_gets_its_share_back_soon(endpoints: list[Endpoin
         if bad in repute.avoid(endpoints, None, now):
             break
         bad.succeeded()
+        bad.completed()
         repute.answered(bad, well=True, now=now)
         now += 0.01
     assert repute.avoid(endpoints, None, now) == ()
@@ -87,6 +89,76 @@ def test_a_few_failures_fade(endpoints: list[Endpoint]) -> None:
     for second in range(120):
         repute.avoid(endpoints, None, 1.0 + second)
     assert endpoints[0].failure_rate < 1e-2
+
+
+def breaks(endpoint: Endpoint, *at: float) -> None:
+    for now in at:
+        endpoint.failed(now, now)
+
+
+def test_who_broke_off_twice_in_a_row_is_passed_over_for_a_while(endpoints: list[Endpoint]) -> None:
+    repute, bad = Repute(), endpoints[0]
+    breaks(bad, 1.0)
+    assert repute.avoid(endpoints, None, 1.0) == (), "once is nothing yet"
+    breaks(bad, 2.0)
+    assert repute.avoid(endpoints, None, 2.0) == (bad,)
+    assert repute.avoid(endpoints, None, 4.0) == tuple(endpoints[1:]), "it is looked at"
+    assert repute.avoid(endpoints, None, 5.0) == (bad,)
+    assert repute.avoid(endpoints, None, 12.0) == (), "two breaks say nothing for long"
+    breaks(bad, 12.5)
+    assert repute.avoid(endpoints, None, 12.5) == (), "and a third one long afterwards begins another row"
+
+
+@pytest.mark.parametrize("how", ["answer", "health check", "connection", "restart"])
+def test_who_is_back_has_no_row_of_breaks(endpoints: list[Endpoint], how: str) -> None:
+    repute, bad = Repute(), endpoints[0]
+    breaks(bad, 1.0, 2.0)
+    if how == "answer":
+        bad.succeeded()
+        assert repute.avoid(endpoints, None, 2.0) == (bad,), "its end may still break off"
+        bad.completed()
+    elif how == "health check":
+        bad.probed(Health.WELL, 2.0, proves=False)
+        assert repute.avoid(endpoints, None, 2.0) == (bad,), "an open port is no news of one that breaks off"
+        bad.probed(Health.WELL, 2.0, proves=True)
+    elif how == "connection":
+        bad.refused(2.0)
+        bad.accepted()
+    else:
+        bad.refused(2.0)
+        bad.probed(Health.WELL, 2.0, proves=False)
+    assert repute.avoid(endpoints, None, 2.0) == ()
+
+
+def test_one_event_is_one_break_and_patience_that_ran_out_is_none(endpoints: list[Endpoint]) -> None:
+    bad, slow = endpoints[:2]
+    for _ in range(5):
+        bad.failed(2.0, 1.0)
+        bad.spoiled(2.0, 1.0)
+    assert not bad.standing.breaks_off(2.0)
+    for now in (1.0, 3.0):
+        slow.failed(now, now, timeout=True)
+    assert not slow.standing.breaks_off(3.0)
+    bad.spoiled(3.0, 2.5)
+    assert bad.standing.breaks_off(3.0)
+
+
+def test_breaks_alone_leave_half_of_the_upstreams_at_least(endpoints: list[Endpoint]) -> None:
+    repute = Repute()
+    for each in endpoints[:2]:
+        breaks(each, 1.0, 2.0)
+    assert repute.avoid(endpoints, None, 2.0) == (endpoints[0],)
+    breaks(endpoints[2], 1.0, 2.0)
+    assert repute.avoid(endpoints, None, 2.0) == (), "where all break off nobody is passed over"
+
+
+def test_what_was_sent_before_a_look_does_not_put_off_the_next_one(endpoints: list[Endpoint]) -> None:
+    repute, bad = Repute(), endpoints[0]
+    fails(bad, 20)
+    repute.avoid(endpoints, None, 1.0)
+    for _ in range(50):
+        repute.answered(bad, well=False, now=1.5, since=0.5)
+    assert repute.avoid(endpoints, None, 3.0) == tuple(endpoints[1:])
 
 
 def test_a_misfit_is_passed_over_for_its_errand_only_and_tried_again(endpoints: list[Endpoint]) -> None:

@@ -259,6 +259,7 @@ def test_a_reload_takes_over_what_is_known_of_an_upstream(loop: asyncio.Abstract
         old.failed(5.0)
     old.failed(5.0)
     new.follow(old)
+    assert new.standing.breaks_off(14.9)
     assert not new.standing.admits(14.9)
     assert new.standing.admits(15.0)
     assert (new.draining, new.proven, new.standing.failures_in_row) == (True, True, 4)
