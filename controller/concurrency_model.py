@@ -38,16 +38,17 @@ class ConcurrencyModel:
         """Whether there is enough to predict from."""
         return self.samples >= 8
 
-    def begun(self, prompt_tokens: int, seconds: float, now: float, ahead_s: float) -> float:
+    def begun(self, prompt_tokens: int, seconds: float, now: float, ahead_s: float, doubt_s: float = 0.0) -> float:
         """Learn from a first token that came `seconds` after dispatch, `ahead_s` of them for prompts sent before.
 
+        These and its own may have taken up to `doubt_s` longer.
         Returns for how long it waited for something other than prompts, in seconds; -1 when it was not looked at.
         """
         last = self._last_first_at
         if self.first.samples >= _WARM and last is not None and 0.0 <= now - last < _SPACING_S:
             return -1.0
         self._last_first_at = now
-        return self.first.learn(prompt_tokens, seconds, now, ahead_s)
+        return self.first.learn(prompt_tokens, seconds, now, ahead_s, doubt_s)
 
     def observe(self, obs: Observation, concurrency: int, *, by_load: bool = True) -> bool:
         """Learn from one served request that ran beside `concurrency` - 1 others; says whether it was taken in.

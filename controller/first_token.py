@@ -19,6 +19,8 @@ _DIFFER: Final = 1.5
 """Times the shortest that the longest prompts must have before a slope is read off them."""
 _TELLING: Final = 0.1
 """Part of the usual time that the slope must explain between the shortest and the longest; less is noise."""
+_BEYOND: Final = 1.5
+"""Times the longest that is known from which a prompt is longer than anything is known of."""
 _LOW: Final = 0.25
 """The lower quartile of each length, so that waiting does not pass for reading."""
 _LATELY_S: Final = 10.0
@@ -64,7 +66,9 @@ class FirstTokenModel:
         if clock is None:
             clock = self._clocks[upstream] = PrefillClock()
         self._used[upstream] = now
-        return clock.sent(job, self._reading_s(job.prompt_tokens), now, total_tokens, streamed=streamed)
+        tokens = job.prompt_tokens
+        doubt_s = self._doubt_s(tokens) if tokens > _BEYOND * self._longest else 0.0
+        return clock.sent(job, self._reading_s(tokens), now, total_tokens, streamed=streamed, doubt_s=doubt_s)
 
     def first_token(self, upstream: str, dispatched: float, now: float) -> Sent | None:
         """Take note of a first token at `now`; returns what was sent, or None when that is unknown or was told."""
@@ -99,6 +103,11 @@ class FirstTokenModel:
                     least = ahead
         return least if least > 0.0 else 0.0
 
+    def most_s(self, upstream: str) -> float:
+        """Return for how long all prompts that `upstream` was ever sent may have kept it reading, in seconds."""
+        clock = self._clocks.get(upstream)
+        return 0.0 if clock is None else clock.most_s
+
     def oldest_s(self, now: float) -> float:
         """Return for how long the oldest prompt has waited for its first token, in seconds."""
         oldest = 0.0
@@ -126,19 +135,20 @@ class FirstTokenModel:
         """
         sent = self.first_token(upstream, now - seconds, now)
         if sent is not None:
-            return self.learn(sent.job.prompt_tokens, seconds, now, sent.ahead_s)
+            return self.learn(sent.job.prompt_tokens, seconds, now, sent.ahead_s, sent.doubt_s)
         return self.learn(prompt_tokens, seconds, now, max(0.0, expected_s - self._reading_s(prompt_tokens)))
 
-    def learn(self, prompt_tokens: int, seconds: float, now: float, ahead_s: float) -> float:
+    def learn(self, prompt_tokens: int, seconds: float, now: float, ahead_s: float, doubt_s: float = 0.0) -> float:
         """Learn from a first token that came after `seconds`, of which prompts ahead were to take `ahead_s`.
 
-        Returns for how long it waited for something other than prompts, in seconds.
+        They and its own may have taken up to `doubt_s` longer, which then is no waiting for anything else. Returns
+        for how long it waited for something other than prompts, in seconds.
         """
         self.samples += 1
         alone = max(0.0, seconds - ahead_s)
-        rest = max(0.0, alone - self.alone_s(prompt_tokens))
+        rest = max(0.0, alone - doubt_s - self.alone_s(prompt_tokens))
         self._keep(prompt_tokens, alone)
-        self._waits.append((now, prompt_tokens, alone))
+        self._waits.append((now, prompt_tokens, alone - doubt_s))
         while len(self._waits) > 3 and self._waits[0][0] < now - 20.0:
             self._waits.popleft()
         self._stale += 1
@@ -201,6 +211,15 @@ class FirstTokenModel:
     def _reading_s(self, prompt_tokens: int) -> float:
         """Return how long the prompts behind it wait for this one."""
         return self.prompt_token_s * (self._longest if prompt_tokens > self._longest else prompt_tokens)
+
+    def _doubt_s(self, prompt_tokens: int) -> float:
+        """Return how much longer a prompt may take that is longer than any that is known.
+
+        By the line, where that has a slope; else in proportion, which is more than any line makes of it.
+        """
+        if self.prompt_token_s > 0.0:
+            return self.prompt_token_s * (prompt_tokens - self._longest)
+        return self.base_s * prompt_tokens / self._longest if self._longest else _LOST_S
 
     def alone_s(self, prompt_tokens: int) -> float:
         """Return the time to first token of a prompt that nothing is in the way of, in seconds."""

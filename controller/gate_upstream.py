@@ -30,11 +30,16 @@ _WARM: Final = 32
 """Streamed requests before memory is learned from any."""
 _REMEMBERED: Final = 4096
 _UNBOUND_TICKS: Final = 5
-_UNSEEN = (0.0, -1.0)
+_UNSEEN = (0.0, -1.0, 0.0)
 _PACE_ONLY = ("tpot",)
 _NEVER = float("inf")
 _NOBODY, _ONE = Choice(0, ()), Choice(1, ())
 """The usual answers, made once."""
+
+
+_Begun = tuple[float, float, float]
+"""Of a request that has its first token: the tokens in flight when it was sent, for how long it waited for what was
+no prompt, and for how long prompts may have kept its upstream reading until then, both in seconds."""
 
 
 class GateUpstream:
@@ -47,13 +52,15 @@ class GateUpstream:
         self._together = 1.0
         self._usual_wait_s = 0.0
         self._usual_pace_s = 0.0
+        self._usual_between_s = 0.0
+        """For how long prompts were read between two tokens, of the latest streams."""
         self._paces: deque[float] = deque(maxlen=_PEERS)
         self._suspects: deque[tuple[int, float, float]] = deque()
         """(number, tokens, pace) of slow streams, until it is known whether those around them were slow too."""
         self._streams = 0
         self._finished = 0
-        self._begun: dict[float, list[tuple[float, float]]] = {}
-        """By when they were sent: the tokens then in flight, and for how long the first token waited."""
+        self._begun: dict[float, list[_Begun]] = {}
+        """By when they were sent."""
         self._enforced = False
         self._trusted_since = float("-inf")
         self._memory_bound = False
@@ -79,13 +86,14 @@ class GateUpstream:
         if sent is None:
             return None
         tokens = sent.job.prompt_tokens
-        wait = self.model.begun(tokens, now - dispatched, now, sent.ahead_s)
+        wait = self.model.begun(tokens, now - dispatched, now, sent.ahead_s, sent.doubt_s)
         self._prompt_tokens += 0.05 * (tokens - self._prompt_tokens)
+        begun = (sent.total_tokens, wait, self.model.first.most_s(upstream))
         beside = self._begun.get(dispatched)
         if beside is None:
-            self._begun[dispatched] = [(sent.total_tokens, wait)]
+            self._begun[dispatched] = [begun]
         else:
-            beside.append((sent.total_tokens, wait))
+            beside.append(begun)
         return sent.job
 
     def _begin_late(self, obs: Observation, dispatched: float, first_byte: float) -> None:
@@ -94,14 +102,14 @@ class GateUpstream:
             # Another process sent it.
             wait = self.model.begun(obs.prompt_tokens, first_byte - dispatched, obs.done, 0.0)
             self._prompt_tokens += 0.05 * (obs.prompt_tokens - self._prompt_tokens)
-            self._begun[dispatched] = [(0.0, wait)]
+            self._begun[dispatched] = [(0.0, wait, 0.0)]
 
     def gone(self, upstream: str, dispatched: float) -> None:
         """Forget a request that came to nothing here."""
         if self._take(dispatched) is None:
             self.model.first.gone(upstream, dispatched)
 
-    def _take(self, dispatched: float) -> tuple[float, float] | None:
+    def _take(self, dispatched: float) -> _Begun | None:
         beside = self._begun.get(dispatched)
         if beside is None:
             return None
@@ -124,25 +132,33 @@ class GateUpstream:
         begun = self._take(dispatched)
         if begun is None:
             self.model.first.gone(obs.upstream, dispatched)
-        tokens, wait = _UNSEEN if begun is None else begun
+        if begun is None:
+            begun = _UNSEEN
         trusted = dispatched >= self._trusted_since
         if trusted and by_load:
             self.model.late(missed != () and missed != _PACE_ONLY)
-        if self.model.observe(obs, obs.batch, by_load=by_load) and wait >= 0.0:
-            jammed = self._learn_memory(obs, tokens, wait)
+        if self.model.observe(obs, obs.batch, by_load=by_load) and begun[1] >= 0.0:
+            jammed = self._learn_memory(obs, begun)
             if jammed and not trusted:
                 self.model.first.forget_waits(1)
         self._together += 0.05 * (obs.batch - self._together)
 
-    def _learn_memory(self, obs: Observation, tokens: float, wait: float) -> bool:
-        pace = obs.tpot_s
+    def _learn_memory(self, obs: Observation, begun: _Begun) -> bool:
+        tokens, wait, read_s = begun
+        first, pace = self.model.first, obs.tpot_s
         self._finished += 1
         # Waiting for a step or a prompt is no sign of full memory; waiting for somebody to finish is.
-        prompt_s = self.model.first.alone_s(round(self._prompt_tokens))
+        prompt_s = first.alone_s(round(self._prompt_tokens))
         usual = max(self._usual_wait_s, 0.5 * prompt_s, 3.0 * self._usual_pace_s)
         # Before anything is known as usual, nothing is unusual; answers that are not streamed tell nothing of it.
         jammed = usual > 0.0 and wait > _JAM_FACTOR * usual
-        slow = pace is not None and usual > 0.0 and pace > _OUT_FACTOR * self._usual_pace_s > 0.0
+        own = 0.0
+        if pace is not None:
+            # A stream that more prompts than usual came in between of was not thrown out.
+            between_s = max(0.0, first.most_s(obs.upstream) - read_s) / (obs.output_tokens - 1)
+            own = pace - max(0.0, between_s - self._usual_between_s)
+            self._usual_between_s += 0.05 * (min(between_s, pace) - self._usual_between_s)
+        slow = pace is not None and usual > 0.0 and own > _OUT_FACTOR * self._usual_pace_s > 0.0
         warm = self._finished >= _WARM
         if pace is not None:
             self._streams += 1
@@ -151,7 +167,7 @@ class GateUpstream:
                 self._judge_suspects()
         if slow and not jammed and pace is not None:
             if warm:
-                self._suspects.append((self._streams, tokens, pace))
+                self._suspects.append((self._streams, tokens, own))
         elif warm:
             self.memory.observe(tokens, jammed)
         if not (jammed or slow):

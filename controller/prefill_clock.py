@@ -15,10 +15,18 @@ _TICKS_A_SECOND: Final = 1e6
 class Sent:
     """One request on its way to its first token. Nobody changes one."""
 
-    __slots__ = ("ahead_s", "at", "expected_s", "job", "mark", "total_tokens")
+    __slots__ = ("ahead_s", "at", "doubt_s", "expected_s", "job", "mark", "own_doubt_s", "total_tokens")
 
     def __init__(
-        self, job: Job, at: float, total_tokens: float, ahead_s: float, expected_s: float, mark: float
+        self,
+        job: Job,
+        at: float,
+        total_tokens: float,
+        ahead_s: float,
+        expected_s: float,
+        mark: float,
+        doubt_s: float = 0.0,
+        own_doubt_s: float = 0.0,
     ) -> None:
         self.job = job
         self.at = at
@@ -30,6 +38,10 @@ class Sent:
         """When it should be read itself, in seconds from `at`."""
         self.mark = mark
         """Seconds of work the clock had been given by then, this one's included."""
+        self.doubt_s = doubt_s
+        """So much longer, in seconds, the prompts still to be read may take, and itself: some are longer than any
+        that is known."""
+        self.own_doubt_s = own_doubt_s
 
 
 class PrefillClock:
@@ -40,25 +52,40 @@ class PrefillClock:
     faster than was thought; and two first tokens never set it back for the same work twice.
     """
 
-    __slots__ = ("_awaited", "_busy_until", "_sent", "_work")
+    __slots__ = ("_awaited", "_busy_until", "_doubt_s", "_sent", "_work", "most_s")
 
     def __init__(self) -> None:
         self._busy_until = 0.0
         self._work = 0.0
+        self._doubt_s = 0.0
+        self.most_s = 0.0
+        """All that it was ever given to read, in seconds, doubts included."""
         self._sent: dict[int, list[Sent]] = {}
         """By when they were sent, in microseconds, oldest first."""
         self._awaited: dict[int, float] = {}
         """When those were sent whose first token will be seen."""
 
-    def sent(self, job: Job, seconds: float, now: float, total_tokens: float = 0.0, *, streamed: bool = True) -> Sent:
-        """Take note of a prompt sent at `now` that takes `seconds` to read.
+    def sent(
+        self,
+        job: Job,
+        seconds: float,
+        now: float,
+        total_tokens: float = 0.0,
+        *,
+        streamed: bool = True,
+        doubt_s: float = 0.0,
+    ) -> Sent:
+        """Take note of a prompt sent at `now` that takes `seconds` to read, or up to `doubt_s` longer.
 
         The first token of an answer that is not streamed is never seen; then its end proves that it was read.
         """
+        self._doubt_s += doubt_s
+        self.most_s += seconds + doubt_s
         free_at = self._busy_until if self._busy_until > now else now
         self._busy_until = free_at + seconds
         self._work += seconds
-        entry = Sent(job, now, total_tokens, free_at - now, self._busy_until - now, self._work)
+        ahead_s, expected_s = free_at - now, self._busy_until - now
+        entry = Sent(job, now, total_tokens, ahead_s, expected_s, self._work, self._doubt_s, doubt_s)
         key = int(now * _TICKS_A_SECOND + 0.5)
         if streamed:
             self._awaited[key] = now
@@ -104,8 +131,14 @@ class PrefillClock:
             self._drop(key)
 
     def _drop(self, key: int) -> None:
-        del self._sent[key]
+        for entry in self._sent.pop(key):
+            self._read(entry)
         self._awaited.pop(key, None)
+
+    def _read(self, entry: Sent) -> None:
+        if entry.own_doubt_s:
+            # A sum of floats must not creep away from zero over days.
+            self._doubt_s = max(0.0, self._doubt_s - entry.own_doubt_s) if self._sent else 0.0
 
     def _take(self, at: float) -> Sent | None:
         key = int(at * _TICKS_A_SECOND + 0.5)
@@ -115,5 +148,6 @@ class PrefillClock:
                 entry = beside.pop(0)
                 if not beside:
                     self._drop(near)
+                self._read(entry)
                 return entry
         return None
