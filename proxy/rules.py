@@ -29,9 +29,8 @@ def controller_for(
     With a `journal`, one that writes down what it is told; that is for pools that are steered by this process alone.
     """
     mode, bounds, setpoints = _mode(config), config.to_bounds(), config.to_setpoints()
-    if mode == "gate" and "initial" not in config.setpoints.window_ms.model_fields_set:
-        # Those who batch by themselves gain nothing from somebody who waits beside a free place.
-        setpoints = Setpoints(setpoints.max_batch_size, bounds.min_window_ms)
+    if mode == "gate":
+        setpoints = _at_a_gate(config, setpoints)
     make: Callable[..., _C] = kind
     if journal is not None and kind is PoolController:
         make = cast("Callable[..., _C]", partial(JournaledController, write=journal))
@@ -47,6 +46,18 @@ def controller_for(
         express_share=config.express_share,
         now=now,
     )
+
+
+def _at_a_gate(config: PoolConfig, setpoints: Setpoints) -> Setpoints:
+    """Return where the knobs of a gate start, as far as nobody says so."""
+    size, window = setpoints.max_batch_size, setpoints.window_ms
+    if "initial" not in config.setpoints.max_batch_size.model_fields_set:
+        # The cap is the pool's: as many to begin with for each upstream as a single one would have.
+        size = config.to_bounds().clamp_batch_size(size * len(config.upstreams))
+    if "initial" not in config.setpoints.window_ms.model_fields_set:
+        # Those who batch by themselves gain nothing from somebody who waits beside a free place.
+        window = config.to_bounds().min_window_ms
+    return Setpoints(size, window)
 
 
 def _mode(config: PoolConfig) -> Literal["merge", "gate"]:

@@ -112,7 +112,10 @@ class BatchSizeRange(_Range):
         default_factory=lambda seen: max(seen["min"], min(seen["max"], _START_BATCH_SIZE)),
         ge=1,
         le=65_536,
-        description=f"Value at start; {_START_BATCH_SIZE} brought into min..max when not given.",
+        description=(
+            f"Value at start; when not given, {_START_BATCH_SIZE}, in a gate pool for each upstream, "
+            "brought into min..max."
+        ),
     )
 
 
