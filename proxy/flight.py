@@ -28,7 +28,7 @@ from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import OVERLOAD
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import BadRequest, Call, Head, Route
-from proxy.wire.outline import SURELY_LIGHT, Outline, is_light
+from proxy.wire.outline import SURELY_SLIGHT, Outline, is_light, is_slight
 from proxy.wire.passthrough import OPAQUE, UNREAD
 from proxy.wire.prompt import BYTES_PER_TOKEN
 from proxy.wire.registry import likely
@@ -37,8 +37,6 @@ __all__ = ["Flight"]
 
 log = logging.getLogger("trimtab.proxy")
 
-_STEP: Final = 1_024
-"""So many tokens of a large body are looked at between two turns of the loop."""
 _FEW_BYTES: Final = 16_384
 """A body of so many bytes may wait in its parsed form."""
 _PROBES = frozenset({"healthz", "readyz"})
@@ -148,7 +146,7 @@ class Flight(Following):
             # What `_hold` does; nearly every request comes this way.
             held.now += size
             self.held = size
-            if size <= SURELY_LIGHT:
+            if size <= SURELY_SLIGHT or is_slight(body):
                 self._ask(self._inspect(candidates, candidate, path, body))
             else:
                 self._rest = partial(self._weigh, candidates, candidate, path, body)
@@ -158,8 +156,9 @@ class Flight(Following):
 
     async def _read(self, candidates: tuple[Candidate, ...], candidate: Candidate, path: str) -> None:
         """Go on once the body is there."""
-        body = await self.incoming.body(self.service.limits, partial(self._hold_for, candidate))
-        if len(body) <= SURELY_LIGHT:
+        service = self.service
+        body = await self.incoming.body(service.limits, partial(self._hold_for, candidate), service.joining)
+        if is_slight(body):
             self._ask(self._inspect(candidates, candidate, path, body))
         else:
             await self._weigh(candidates, candidate, path, body)
@@ -182,15 +181,14 @@ class Flight(Following):
             document = body if size == len(body) else body[:size]
             if not is_light(document):
                 outline = Outline(document, service.limits.max_json_values)
-                whole = False
-                while not whole:
-                    async with service.skimming:
-                        whole = outline.step(_STEP)
-                    await asyncio.sleep(0)
+                await self._skim(outline)
         except BadRequest as error:
             self._ask(self._choose(candidates, self._unread(candidate, body, error), path))
             return
-        self._ask(self._inspect(candidates, candidate, path, body, outline))
+        async with service.skimming:
+            chosen = self._inspect(candidates, candidate, path, body, outline)
+            await asyncio.sleep(0)
+        self._ask(chosen)
 
     def _inspect(
         self,

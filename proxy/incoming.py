@@ -280,8 +280,11 @@ class Incoming:
         """Let a body that was read be read again, for another try."""
         self.content = body
 
-    async def body(self, limits: Limits, hold: Callable[[int], None]) -> bytes:
-        """Read the whole body; `hold` is told of what has come, and may refuse it."""
+    async def body(self, limits: Limits, hold: Callable[[int], None], joining: asyncio.Lock) -> bytes:
+        """Read the whole body; `hold` is told of what has come, and may refuse it.
+
+        `joining` is held while a large one is put together, so that there is one at a time.
+        """
         limit = limits.max_body_bytes
         if self.complete:
             data = self.body_now()
@@ -302,8 +305,9 @@ class Incoming:
             parts.append(piece)
         if size < _JOINED_APART:
             return b"".join(parts)
-        # Copying megabytes takes its time, for which this gives up the interpreter's lock.
-        return await asyncio.to_thread(b"".join, parts)
+        async with joining:
+            # Copying megabytes takes its time, for which this gives up the interpreter's lock.
+            return await asyncio.to_thread(b"".join, parts)
 
     def gone(self) -> bool:
         """Whether the client closed its connection, though its body is not being read (Linux only)."""

@@ -15,14 +15,23 @@ from proxy.pool import Pool
 from proxy.upload import Begun, pieces
 from proxy.upstream.errors import UpstreamError
 from proxy.wire.base import BadRequest, Call, Head
-from proxy.wire.naming import JSON, Named, Repeats, Unclear, in_form, in_json, in_part, in_target, inflated
-from proxy.wire.outline import Outline, is_light
+from proxy.wire.naming import (
+    JSON,
+    LOOK_BACK,
+    Named,
+    Repeats,
+    Unclear,
+    in_form,
+    in_json,
+    in_part,
+    in_target,
+    inflated,
+)  # fmt: skip
+from proxy.wire.outline import STEP, Outline, is_light
 from proxy.wire.passthrough import UNREAD
 
 __all__ = ["Naming"]
 
-_STEP: Final = 2_048
-"""So many tokens of a large body are looked at between two turns of the loop."""
 _LIST_S: Final = 5.0
 """An upstream that has not listed its models by then is left out."""
 _LIST_BYTES: Final = 4_194_304
@@ -30,6 +39,10 @@ _CONDITIONS = (b"accept-encoding:", b"if-none-match:", b"if-modified-since:", b"
 """Fields that are about one server's answer."""
 _COMPRESSED: Final = 1_048_576
 """Bytes of the largest compressed body that is looked into."""
+_FORM: Final = 1_048_576
+"""Bytes of a form that are looked through between two turns of the loop."""
+_COPIED_APART: Final = 4_194_304
+"""So many bytes are copied outside of the loop."""
 
 
 class Naming(Asking):
@@ -129,7 +142,7 @@ class Naming(Asking):
                 raise Unclear("the compressed request body is too large to find its model in")
             body = await self._whole_body(incoming)
             plain = await asyncio.to_thread(inflated, body, coding)
-            named = in_json(plain)
+            named = await self._in_document(plain)
             return [] if named is None else [Named(named.name, JSON, -1, -1)]
         if kind.startswith("multipart/"):
             return await self._in_parts(incoming, fields.text(b"content-type") or "")
@@ -138,22 +151,41 @@ class Naming(Asking):
         if incoming.length is not None and incoming.length > limits.max_body_bytes:
             raise Refused(BodyTooLarge(limits.max_body_bytes))
         body = await self._whole_body(incoming)
-        if "urlencoded" in kind and body.lstrip()[:1] != b"{":
-            return in_form(body)
-        if is_light(body):
-            named = in_json(body)
-        else:
-            outline = Outline(body, limits.max_json_values)
-            whole = False
-            while not whole:
-                async with self.service.skimming:
-                    whole = outline.step(_STEP)
-                await asyncio.sleep(0)
-            named = outline.named
+        if "urlencoded" in kind and body[:_FORM].lstrip()[:1] != b"{":
+            return await self._in_form(body)
+        named = await self._in_document(body)
         return [] if named is None else [named]
 
+    async def _in_document(self, body: bytes) -> Named | None:
+        """Return where a JSON body names its model. Raises Unclear and BadRequest."""
+        if is_light(body):
+            async with self.service.skimming:
+                named = in_json(body)
+                await asyncio.sleep(0)
+            return named
+        outline = Outline(body, self.service.limits.max_json_values)
+        await self._skim(outline)
+        return outline.named
+
+    async def _skim(self, outline: Outline) -> None:
+        """Read a large body, one step of one body between two turns of the loop. Raises BadRequest."""
+        whole = False
+        while not whole:
+            async with self.service.skimming:
+                whole = outline.step(STEP)
+                await asyncio.sleep(0)
+
+    async def _in_form(self, body: bytes) -> list[Named]:
+        """Return the names in a form as browsers encode it, looking through it in steps. Raises Unclear."""
+        names: list[Named] = []
+        for start in range(0, len(body), _FORM):
+            async with self.service.skimming:
+                names += in_form(body, start, min(len(body), start + _FORM))
+                await asyncio.sleep(0)
+        return names
+
     async def _whole_body(self, incoming: Incoming) -> bytes:
-        body = await incoming.body(self.service.limits, self._hold)
+        body = await incoming.body(self.service.limits, self._hold, self.service.joining)
         incoming.put_back(body)
         return body
 
@@ -169,7 +201,7 @@ class Naming(Asking):
         rest = pieces(incoming, limits.body_timeout_s, limits.min_rate_bytes)
         async for piece in rest:
             self._hold(len(piece))
-            start = max(0, len(parts) - _LOOK_BACK)
+            start = max(0, len(parts) - LOOK_BACK)
             parts += piece
             if len(parts) > limits.max_body_bytes:
                 raise Refused(BodyTooLarge(limits.max_body_bytes))
@@ -177,8 +209,9 @@ class Naming(Asking):
             if named is not None:
                 break
         else:
-            named = in_part(kind, parts, whole=True)
-        self.begun = Begun(bytes(parts), rest, Repeats())
+            named = in_part(kind, parts, max(0, len(parts) - LOOK_BACK), whole=True)
+        first = bytes(parts) if len(parts) < _COPIED_APART else await asyncio.to_thread(bytes, parts)
+        self.begun = Begun(first, rest, Repeats())
         return [] if named is None else [named]
 
     def _pinned(self, candidates: tuple[Candidate, ...], names: list[Named], path: str, model: str) -> Candidate:
@@ -215,7 +248,3 @@ class Naming(Asking):
         self.pool = candidate.pool
         text = str(error)
         return Refused(BadInput(f"{text[:1].upper()}{text[1:]}.", "model", "model_unclear"))
-
-
-_LOOK_BACK: Final = 4_096
-"""A form's field and what stands before it may have come in two pieces."""

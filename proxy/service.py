@@ -36,6 +36,7 @@ class Service:
         "cors",
         "held",
         "hooks",
+        "joining",
         "keyring",
         "lifecycle",
         "limits",
@@ -56,6 +57,8 @@ class Service:
         self.lifecycle = lifecycle
         self.held = Held(limits.max_held_bytes)
         """The bytes of all bodies that are in memory."""
+        self.joining = asyncio.Lock()
+        """Taken while the pieces of a large body are put together, which takes its memory twice."""
         self.skimming = asyncio.Lock()
         """Taken for each step through a large body, so that there is one of them between two turns of the loop."""
         self.trust_headers = trust_headers

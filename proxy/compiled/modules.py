@@ -129,6 +129,7 @@ _WIRE = (
     "registry",
     "rerank",
     "sse",
+    "stretch",
     "tail",
     "tei",
     "tensors",

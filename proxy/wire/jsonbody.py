@@ -132,8 +132,9 @@ def _explain(error: orjson.JSONDecodeError, body: bytes) -> BadRequest:
     if not body.strip():
         return BadRequest("the request body is empty; a JSON object is needed", code="invalid_json")
     param = None
-    # The position counts characters of the text so far; in bytes it can only be further on.
-    before = body[: error.pos + 1] if body.isascii() else body.decode("utf-8", "replace")[: error.pos + 1].encode()
+    # The position counts characters of the text so far, each of up to four bytes.
+    known = body[: 4 * error.pos + 4]
+    before = known[: error.pos + 1] if known.isascii() else known.decode("utf-8", "replace")[: error.pos + 1].encode()
     for found in _KEY_BEFORE.finditer(before[-4096:]):
         param = found.group(1).decode("utf-8", "replace")
     where = f" (in or after {param!r})" if param else ""

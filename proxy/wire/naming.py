@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterator
+from itertools import islice
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
 import orjson
 
 __all__ = [
-    "FORM", "JSON", "MULTIPART", "TARGET", "Named", "Repeats", "Unclear", "in_form", "in_json", "in_part",
-    "in_target", "inflated", "value_at",
+    "FORM", "JSON", "LOOK_BACK", "MULTIPART", "TARGET", "Named", "Repeats", "Unclear", "in_form", "in_json",
+    "in_part", "in_target", "inflated", "value_at",
 ]  # fmt: skip
 
 TARGET: Final = 0
@@ -26,10 +28,18 @@ MULTIPART: Final = 3
 _MODEL: Final = "model"
 _TOKENS: Final = 50_000
 """Steps that one body is worth: what is nested in more ways than that is refused where its model matters."""
-_OVERLAP: Final = 1_024
-"""So much of a form's part before its value may have come in an earlier piece."""
 _PLAIN: Final = 8_388_608
 """Bytes that a compressed body may become."""
+_MOST_NAMES: Final = 16
+"""So often one place may name a model, and always the same."""
+_LONGEST_VALUE: Final = 16_384
+"""Bytes of a name, as forms spell it."""
+_PART_LINE: Final = 8_192
+"""Bytes of the field that names a form's part."""
+_PART_HEAD: Final = 4_096
+"""Bytes of the other fields behind it."""
+LOOK_BACK: Final = 16_384
+"""So much of a form's part, and the field before it, may have come in earlier pieces."""
 
 _STRING: Final = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
 
@@ -43,29 +53,42 @@ _INSIDE = re.compile(_nested(_nested(_nested(_FLAT))), re.DOTALL)
 """Whatever does not go deeper than three levels: most of a body in one step."""
 _KEY = re.compile(rb"[ \t\r\n]*(" + _STRING + rb")[ \t\r\n]*:[ \t\r\n]*", re.DOTALL)
 _TEXT = re.compile(_STRING, re.DOTALL)
+_DULL = re.compile(
+    rb'(?:[ \t\r\n]*+"(?![mM][oO][dD][eE][lL]")[^"\\]*+"[ \t\r\n]*+:[ \t\r\n]*+(?:'
+    + _STRING
+    + rb"|[^,}\]\"{\[ \t\r\n]++|\{"
+    + _nested(_nested(_FLAT))
+    + rb"\}|\["
+    + _nested(_nested(_FLAT))
+    + rb"\])[ \t\r\n]*+,)*+",
+    re.DOTALL,
+)
+"""Members that go no deeper than three levels and have another name, in plain letters."""
 _SCALAR = re.compile(rb"[^,}\]\"{\[ \t\r\n]+")
 _NEXT = re.compile(rb"[ \t\r\n]*([,}])")
 _OPENING = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{[ \t\r\n]*(\})?")
 _FIRST = re.compile(rb'\s*\{\s*"model"\s*:\s*("[^"\\]*")')
 _ANY_SPELLING = re.compile(rb'"[mM][oO][dD][eE][lL]"\s*:')
 
-_PATHS = tuple(
-    re.compile(pattern)
-    for pattern in (
-        r"(?:/[^?]*)?/openai/deployments/([^/?]+)/[^?]*",
-        r"(?:/[^?]*)?/v2/models/([^/?]+)(?:/[^?]*)?",
-        r"(?:/[^?]*)?/v[0-9]+(?:alpha|beta)?[0-9]*/models/([^:?]+?)(?:/(?:versions|labels)/[^/?:]+)?(?:/metadata|:[A-Za-z]+)?",
-        r"/model/([^/?]+)/(?:invoke|invoke-with-response-stream|converse|converse-stream)",
-        r"/predictions/([^/?]+)(?:/[^/?]+)?",
-    )
+_DEPLOYMENT = re.compile(r"(?:/[^?]*)?/openai/deployments/([^/?]+)/[^?]*")
+"""Azure."""
+_V2 = re.compile(r"(?:/[^?]*)?/v2/models/([^/?]+)(?:/[^?]*)?")
+"""KServe and Triton."""
+_LISTED = re.compile(r"(?=/v[0-9]++(?:(?:alpha|beta)[0-9]*+)?/models/)")
+_ONE_OF_THEM = re.compile(
+    r"/v[0-9]++(?:(?:alpha|beta)[0-9]*+)?/models/([^:?]+?)(?:/(?:versions|labels)/[^/?:]+)?(?:/metadata|:[A-Za-z]+)?"
 )
-"""Azure, KServe and Triton, TensorFlow Serving and Gemini and OpenAI's own, Bedrock, TorchServe."""
+"""TensorFlow Serving, Gemini and OpenAI's own."""
+_WHOLE_PATHS = (
+    re.compile(r"/model/([^/?]+)/(?:invoke|invoke-with-response-stream|converse|converse-stream)"),
+    re.compile(r"/predictions/([^/?]+)(?:/[^/?]+)?"),
+)
+"""Bedrock, TorchServe."""
 
 _QUERY = re.compile(r"[?&](model|deployment)=([^&]*)")
-_PARAMETER = re.compile(rb"(?:^|&)(model)=([^&]*)")
-_DISPOSITION = re.compile(
-    rb"\r?\ncontent-disposition:[^\r\n]*[; \t]name=\"?model\"?[; \t]*(?:\r?\n[^\r\n]+)*\r?\n\r?\n", re.IGNORECASE
-)
+_DISPOSITION = re.compile(rb"\ncontent-disposition:([^\r\n]*)", re.IGNORECASE)
+_IS_MODEL = re.compile(rb"[; \t]name=\"?model\"?[; \t]*\Z", re.IGNORECASE)
+_BLANK = re.compile(rb"\r?\n\r?\n")
 _BOUNDARY = re.compile(r'boundary="?([^";,]{1,70})"?', re.IGNORECASE)
 
 
@@ -99,13 +122,32 @@ def in_target(target: str) -> list[Named]:
     """Return the names in a raw path and query."""
     found = []
     path, _, _ = target.partition("?")
-    for pattern in _PATHS:
-        match = pattern.fullmatch(path)
-        if match is not None:
-            found.append(_in_text(match, 1))
-            break
+    match = _in_path(path)
+    if match is not None:
+        found.append(_in_text(match, 1))
     if "=" in target:
-        found += [_in_text(match, 2) for match in _QUERY.finditer(target)]
+        found += [_in_text(match, 2) for match in _few(_QUERY.finditer(target))]
+    return found
+
+
+def _in_path(path: str) -> re.Match[str] | None:
+    """Return the match whose first group is the model, in time that grows with the path and no quicker."""
+    match = _DEPLOYMENT.fullmatch(path) or _V2.fullmatch(path)
+    if match is None:
+        # The last place where it can begin; the one before, if nothing follows that.
+        starts = [at.start() for at in _LISTED.finditer(path)][-2:]
+        for start in reversed(starts):
+            match = match or _ONE_OF_THEM.fullmatch(path, start)
+    for pattern in _WHOLE_PATHS:
+        match = match or pattern.fullmatch(path)
+    return match
+
+
+def _few(matches: Iterator[re.Match[str]]) -> list[re.Match[str]]:
+    """Return all matches. Raises Unclear where there are many."""
+    found = list(islice(matches, _MOST_NAMES + 1))
+    if len(found) > _MOST_NAMES:
+        raise Unclear(f"the request names its model more than {_MOST_NAMES} times")
     return found
 
 
@@ -118,12 +160,30 @@ def _in_text(match: re.Match[str], group: int) -> Named:
     return Named(unquote_to_bytes(raw).decode("utf-8", "replace"), TARGET, start, end)
 
 
-def in_form(body: bytes) -> list[Named]:
-    """Return the names in a form as browsers encode it."""
-    return [
-        Named(unquote_to_bytes(m.group(2).replace(b"+", b" ")).decode("utf-8", "replace"), FORM, m.start(2), m.end(2))
-        for m in _PARAMETER.finditer(body)
-    ]
+def in_form(body: bytes, start: int = 0, end: int | None = None) -> list[Named]:
+    """Return the names that begin from `start` to before `end` in a form as browsers encode it. Raises Unclear."""
+    found: list[Named] = []
+    if start == 0 and body.startswith(b"model="):
+        found.append(_parameter(body, 6))
+    last = len(body) if end is None else end + 6
+    at = body.find(b"&model=", start, last)
+    while at >= 0:
+        if len(found) == _MOST_NAMES:
+            raise Unclear(f"the form names its model more than {_MOST_NAMES} times")
+        found.append(_parameter(body, at + 7))
+        at = body.find(b"&model=", found[-1].end, last)
+    return found
+
+
+def _parameter(body: bytes, start: int) -> Named:
+    """Return the value of a form's field. Raises Unclear."""
+    end = body.find(b"&", start)
+    if end < 0:
+        end = len(body)
+    if end - start > _LONGEST_VALUE:
+        raise Unclear("the form names a model without end")
+    name = unquote_to_bytes(body[start:end].replace(b"+", b" ")).decode("utf-8", "replace")
+    return Named(name, FORM, start, end)
 
 
 def in_json(body: bytes) -> Named | None:
@@ -146,6 +206,9 @@ def in_json(body: bytes) -> Named | None:
     steps = 0
     while opening.group(1) is None:
         steps += 1
+        dull = _DULL.match(body, at)
+        if dull is not None:
+            at = dull.end()
         key = _KEY.match(body, at)
         if key is None or steps > _TOKENS:
             raise Unclear("the request body is not JSON in which its model could be found")
@@ -230,22 +293,39 @@ def in_part(content_type: str, data: bytes | bytearray, start: int = 0, *, whole
     boundary = _BOUNDARY.search(content_type)
     if boundary is None:
         raise Unclear("the multipart body has no boundary")
-    found = _DISPOSITION.search(data, start)
-    if found is None:
+    begin = _value_of_model(data, start)
+    if begin < 0:
         return None
-    end = data.find(b"\r\n--" + boundary.group(1).encode("latin-1"), found.end())
+    end = data.find(b"\r\n--" + boundary.group(1).encode("latin-1"), begin)
     if end < 0:
-        if whole or len(data) - found.end() > 1024:
+        if whole or len(data) - begin > 1024:
             raise Unclear("the 'model' field of the form has no end")
         return None
-    value = data[found.end() : end]
+    value = data[begin:end]
     try:
-        named = Named(value.decode(), MULTIPART, found.end(), end)
+        named = Named(value.decode(), MULTIPART, begin, end)
     except UnicodeDecodeError:
         raise Unclear("the 'model' field of the form is not in UTF-8") from None
-    if _DISPOSITION.search(data, end) is not None:
+    if _value_of_model(data, end) >= 0:
         raise Unclear("the form names its model twice")
     return named
+
+
+def _value_of_model(data: bytes | bytearray, start: int) -> int:
+    """Return where the value of the next `model` field begins, behind the blank line; -1 where none does.
+
+    Raises Unclear where a part's head is longer than could be followed from piece to piece.
+    """
+    for line in _DISPOSITION.finditer(data, start):
+        end = line.end()
+        if end - line.start() > _PART_LINE:
+            raise Unclear("a part of the form has too long a head to find its model in")
+        if _IS_MODEL.search(line.group(1)) is not None:
+            blank = _BLANK.search(data, end)
+            if (len(data) if blank is None else blank.start()) - end > _PART_HEAD:
+                raise Unclear("the 'model' field of the form has too long a head")
+            return -1 if blank is None else blank.end()
+    return -1
 
 
 class Repeats:
@@ -259,9 +339,9 @@ class Repeats:
     def check(self, piece: bytes) -> None:
         """Look at the next piece. Raises Unclear."""
         data = self._tail + piece
-        if _DISPOSITION.search(data) is not None:
+        if _value_of_model(data, 0) >= 0:
             raise Unclear("the form names its model twice")
-        self._tail = data[-_OVERLAP:]
+        self._tail = data[-LOOK_BACK:]
 
 
 def inflated(body: bytes, coding: bytes) -> bytes:

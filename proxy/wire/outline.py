@@ -16,15 +16,20 @@ import orjson
 from proxy.wire.base import BadRequest, Call
 from proxy.wire.naming import Named, Unclear, value_at
 from proxy.wire.prompt import BYTES_PER_TOKEN, TOKENS_PER_MEDIUM
+from proxy.wire.stretch import STRETCH_BYTES, Stretch
 
-__all__ = ["CLIPPED", "PARSED_BYTES", "PARSED_VALUES", "Outline", "is_light"]
+__all__ = ["CLIPPED", "MAX_MEMBERS", "PARSED_BYTES", "PARSED_VALUES", "STEP", "Outline", "is_light", "is_slight"]
 
-SURELY_LIGHT: Final = 65_536
-"""Bytes of a body that is parsed whatever is in it: at worst 22,000 values."""
+STEP: Final = 512
+"""So many units of a large body are looked at between two turns of the loop: a millisecond or two, from source."""
+SURELY_SLIGHT: Final = 16_384
+"""Bytes of a body that is parsed at once whatever is in it."""
+SLIGHT_VALUES: Final = 5_461
+"""So many commas and brackets a larger body may have to be parsed at once: what the former has at worst."""
 PARSED_BYTES: Final = 1_048_576
 """Bytes of the largest body that is parsed."""
-PARSED_VALUES: Final = 65_536
-"""So many commas and brackets a body may have to be parsed: some 5 ms of work."""
+PARSED_VALUES: Final = 16_384
+"""So many commas and brackets a body may have to be parsed: at worst some 10 ms of work, in a turn of its own."""
 
 CLIPPED: Final = 49_152
 """Bytes that are kept of the beginning of a long member."""
@@ -36,6 +41,8 @@ _TINY: Final = 1_024
 _KEPT_BYTES: Final = 131_072
 """So much is kept of longer members in all."""
 _MAX_NAME: Final = 64
+MAX_MEMBERS: Final = 65_536
+"""Members of the outermost object: each costs more than a token, and nobody has so many."""
 _MAX_OTHERS: Final = 64
 """So many members are kept that no wire format asks for, each of them tiny."""
 _WINDOW: Final = 65_536
@@ -43,6 +50,13 @@ _WINDOW: Final = 65_536
 _STRING_WINDOW: Final = 1_048_576
 _UNIT: Final = 256
 """Bytes that cost as much as one token."""
+_DENSE_UNIT: Final = 16
+"""The same where nearly every byte is a token, taken in at once."""
+_MEMBER_UNITS: Final = 4
+"""What an outermost member costs beside its tokens."""
+_LEAST_STRETCH: Final = 512
+_ESCAPES_WINDOW: Final = 4_096
+"""Bytes, at worst half as many escapes."""
 _LONG: Final = 1_024
 """A string of fewer bytes is text, whatever it stands for."""
 _SAMPLE: Final = 512
@@ -50,6 +64,7 @@ _SAMPLE: Final = 512
 _TOKEN = re.compile(rb'["\[\]{}]')
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _WORD = re.compile(rb"[^ \t\r\n,]*")
+_ESCAPES = re.compile(rb'(?:[^"\\]*+\\.)*+', re.DOTALL)
 _BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]*")
 _COMMA: Final = 0x2C
 _QUOTE: Final = 0x22
@@ -79,21 +94,28 @@ _NOTHING = (0, 0)
 _BROKEN: Final = "the request body is not valid JSON: "
 
 
-def is_light(body: bytes) -> bool:
-    """Tell whether a body may be parsed at once."""
+def is_slight(body: bytes) -> bool:
+    """Tell whether a body may be parsed in the turn of the loop that it came in."""
     size = len(body)
-    if size <= SURELY_LIGHT:
-        return True
-    if size > PARSED_BYTES:
-        return False
-    return body.count(b",") + body.count(b"[") + body.count(b"{") <= PARSED_VALUES
+    return size <= SURELY_SLIGHT or (size <= PARSED_BYTES and _tokens_in(body) <= SLIGHT_VALUES)
+
+
+def is_light(body: bytes) -> bool:
+    """Tell whether a body may be parsed."""
+    size = len(body)
+    return size <= SURELY_SLIGHT or (size <= PARSED_BYTES and _tokens_in(body) <= PARSED_VALUES)
+
+
+def _tokens_in(body: bytes) -> int:
+    return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 class Outline:
     """Reads one body in steps. Nothing is known before `step` has returned True.
 
     Raises BadRequest where brackets do not match, strings do not end, or there is more than may be: nesting beyond
-    MAX_DEPTH, or more than `max_values` values. What else is malformed is for the upstream to say.
+    MAX_DEPTH, more than MAX_MEMBERS members, or more than `max_values` values. What else is malformed is for the
+    upstream to say.
     """
 
     __slots__ = (
@@ -102,6 +124,7 @@ class Outline:
         "_body",
         "_clip_at",
         "_closers",
+        "_dense_at",
         "_elements",
         "_escaped",
         "_in_string",
@@ -114,7 +137,9 @@ class Outline:
         "_members",
         "_model",
         "_models",
+        "_named",
         "_others",
+        "_reach",
         "_shown",
         "_start",
         "_string_at",
@@ -154,6 +179,12 @@ class Outline:
         self._members: dict[bytes, bytes] = {}
         self._lists: dict[bytes, tuple[int, int]] = {}
         """How many elements long lists have, and how many of those are kept."""
+        self._dense_at = 0
+        """From where on stretches may be taken in at once again."""
+        self._reach: int = STRETCH_BYTES
+        """How far the next one may go."""
+        self._named = 0
+        """Outermost members so far."""
         self._others = self._kept_bytes = self._text_bytes = self._media = 0
         self._model = b""
         """How the latest member is spelled that some server takes for `model`."""
@@ -188,10 +219,43 @@ class Outline:
                 raise BadRequest(_BROKEN + "it ends too early", code="invalid_json")
             elif self._in_string:
                 self._string(body, size)
+            elif began >= self._dense_at and len(self._closers) > 1:
+                units -= self._stretch(body, size)
+                continue
             else:
+                named = self._named
                 self._outside(body, size)
+                units -= _MEMBER_UNITS * (self._named - named)
             units -= 1 + (self._at - began) // _UNIT
         return False
+
+    def _stretch(self, body: bytes, size: int) -> int:
+        """Take in at once what stands inside an outermost member, if that can be done. Returns the units it cost."""
+        at, closers = self._at, self._closers
+        limit = min(size, at + self._reach)
+        if at <= self._clip_at < limit:
+            limit = self._clip_at
+        if limit - at < _LEAST_STRETCH:
+            self._dense_at = limit + 1
+            return 0
+        found = Stretch(body, at, limit, _LONG, len(closers), MAX_DEPTH)
+        kept = len(closers) - len(found.closed)
+        if found.end == at or bytes(closers[: kept - 1 : -1]) != found.closed:
+            if self._reach > _LEAST_STRETCH:
+                self._reach //= 4
+            else:
+                self._reach = STRETCH_BYTES
+                self._dense_at = limit
+        else:
+            del closers[kept:]
+            for byte in found.opened:
+                closers.append(_CLOSING_LIST if byte == _OPENING_LIST else _CLOSING_OBJECT)
+            self._at = found.end
+            self._last = _NOTHING
+            self._text_bytes += found.text_bytes
+            self._elements += found.outer_commas
+            self._count(found.commas + found.containers)
+        return 1 + (limit - at) // _DENSE_UNIT
 
     def _outside(self, body: bytes, size: int) -> None:
         """Go on behind the next bracket or quote, at most a window away."""
@@ -283,7 +347,11 @@ class Outline:
             return
         self._at = quote + 1
         if self._escaped:
+            # Where one is, there may be many.
             self._escaped = 0
+            more = _ESCAPES.match(body, quote + 1, min(size, quote + _ESCAPES_WINDOW))
+            if more is not None:
+                self._at = more.end()
             return
         if 0 <= self._clip_at <= quote:
             self._clip(body)
@@ -325,6 +393,10 @@ class Outline:
 
     def _name(self, body: bytes, start: int, end: int) -> None:
         """Take the name of an outermost member."""
+        self._named += 1
+        if self._named > MAX_MEMBERS:
+            text = f"the request body has more than {MAX_MEMBERS} members"
+            raise BadRequest(text, code="invalid_json", certain=False)
         name = body[start:end] if end - start <= _MAX_NAME else b""
         if b"\\" in name:
             try:
