@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import json
 import logging
 import os
@@ -215,6 +216,8 @@ async def run_worker(arguments: Arguments) -> int:
                 await asyncio.gather(loading, return_exceptions=True)
                 return 0
             engine, state.service = loading.result()
+            gc.collect()
+            gc.freeze()  # what is there now stays: looking through it again would hold up the loop
             return await _serve(arguments, state, site, engine, signals, lambda: _announce_ready(url, state, engine))
         finally:
             await runner.cleanup()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import orjson
@@ -17,6 +18,12 @@ MAX_CONTAINERS: Final = 50_000
 """Arrays and objects in a body; each costs its parser ten times what a number does."""
 MAX_VALUES: Final = 1_000_000
 """Commas in a body: tokens, mostly."""
+MAX_STRINGS: Final = 100_000
+"""Strings in a body, names included: each costs its parser several times what a number does."""
+MAX_FRACTIONS: Final = 500_000
+"""Numbers with a fraction, as far as points and commas tell."""
+_SLICE: Final = 64 << 10
+_END_OF_STRING: Final = re.compile(rb'(?<!\\)(?:\\\\)*"\s*[,:]')
 _UNCOUNTED_BYTES: Final = 96 << 10
 """What is no longer than this cannot have too many values."""
 
@@ -54,14 +61,22 @@ def _check_values(raw: bytes) -> None:
     """Refuse what would stop all streams while it is parsed. Characters within strings count: a text has few of them.
 
     Raises:
-        InvalidRequest: more than MAX_CONTAINERS or MAX_VALUES.
+        InvalidRequest: more than MAX_CONTAINERS, MAX_VALUES, MAX_FRACTIONS or MAX_STRINGS.
     """
+    commas = raw.count(b",")
     for what, limit, count in (
         ("arrays and objects", MAX_CONTAINERS, raw.count(b"[") + raw.count(b"{")),
-        ("values", MAX_VALUES, raw.count(b",")),
+        ("values", MAX_VALUES, commas),
+        ("fractions", MAX_FRACTIONS, min(commas, raw.count(b"."))),
+        ("strings", MAX_STRINGS, _strings(raw) if raw.count(b'"') > 2 * MAX_STRINGS else 0),
     ):
         if count > limit:
             raise InvalidRequest(f"The body has more than {limit} {what}.", code="too_many_values")
+
+
+def _strings(raw: bytes) -> int:
+    """Return how many strings end in `raw`, but for the last of each list; quotes within a text are no end of it."""
+    return sum(len(_END_OF_STRING.findall(raw, at, at + _SLICE)) for at in range(0, len(raw), _SLICE))
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

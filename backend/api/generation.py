@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar, cast
 
 from backend.api.errors import ApiError, EngineFailed, InvalidRequest, Unavailable
+from backend.api.metrics import RequestProbe
 from backend.api.service import Service
 from backend.engine.errors import EngineDied, EngineError, EngineOverloaded, RequestRefused
 from backend.engine.request import Delta, FinishReason, GenerationRequest, TokenLogprob, Usage
 
 __all__ = ["Choice", "api_error", "collect", "fan_in", "generate", "total_usage", "usage_object"]
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 AT_ONCE: Final = 16
@@ -48,6 +50,14 @@ def closing(iterator: AsyncIterator[T]) -> aclosing[AsyncGenerator[T, None]]:
     return aclosing(cast(AsyncGenerator[T, None], iterator))
 
 
+async def in_turns(items: Sequence[A]) -> AsyncIterator[A]:
+    """Yield all items, and let others have their turn now and then."""
+    for count, item in enumerate(items, 1):
+        yield item
+        if count % AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
 async def fan_in(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[int, T], None]:
     """Yield (source index, item) from all sources as items come.
 
@@ -72,10 +82,8 @@ async def fan_in(sources: Sequence[AsyncIterator[T]]) -> AsyncGenerator[tuple[in
 
     pumps: list[asyncio.Task[None]] = []
     try:
-        for i, source in enumerate(sources):
-            pumps.append(asyncio.create_task(pump(i, source)))
-            if len(pumps) % AT_ONCE == 0:
-                await asyncio.sleep(0)  # each hands its request to the engine at its first turn
+        async for source in in_turns(sources):  # each hands its request to the engine at its first turn
+            pumps.append(asyncio.create_task(pump(len(pumps), source)))
         running = len(pumps)
         while running:
             entry = await queue.get()
@@ -134,9 +142,11 @@ async def generate(
     """
     open_choices = sum(request.n for request in requests)
     with service.admit(open_choices):
-        probes = [service.metrics.probe(request, arrival) for request in requests]
+        probes: list[RequestProbe] = []
         unfinished = FinishReason.ABORT
         try:
+            async for request in in_turns(requests):
+                probes.append(service.metrics.probe(request, arrival))
             async with aclosing(fan_in([service.engine.generate(request) for request in requests])) as events:
                 async for position, delta in events:
                     probes[position].delta(delta, service.clock())
@@ -151,8 +161,13 @@ async def generate(
             raise api_error(error) from error
         finally:
             now = service.clock()
-            for probe in probes:
-                probe.close(now, unfinished)
+            try:
+                async for probe in in_turns(probes):
+                    probe.close(now, unfinished)
+            except asyncio.CancelledError:
+                for probe in probes:  # closing twice does no harm
+                    probe.close(now, unfinished)
+                raise
 
 
 async def collect(

@@ -1,6 +1,7 @@
 """A proxy whose event loop is probed from within: `python -m benchmarks.hostile.probed URL [key=value ...]`.
 
-Prints its ports as JSON, and on SIGUSR1 the longest time since the last one for which the loop did not turn.
+Prints its ports as JSON, and on SIGUSR1 the longest time since the last one for which the loop did not turn: by the
+clock, by the time that the loop's thread ran, and by the time that any thread of the process ran meanwhile.
 """
 
 from __future__ import annotations
@@ -26,18 +27,20 @@ class Probe:
         self._turn()
 
     def _reset(self) -> None:
-        self._late = self._busy = 0.0
-        self._due, self._cpu = self._loop.time(), time.thread_time()
+        self._late = self._busy = self._ours = 0.0
+        self._due, self._cpu, self._all = self._loop.time(), time.thread_time(), time.process_time()
 
     def _turn(self) -> None:
-        now, cpu = self._loop.time(), time.thread_time()
+        now, cpu, all_cpu = self._loop.time(), time.thread_time(), time.process_time()
         self._late = max(self._late, now - self._due)
         self._busy = max(self._busy, cpu - self._cpu)
-        self._due, self._cpu = now + self._every_s, cpu
+        self._ours = max(self._ours, min(now - self._due, all_cpu - self._all))
+        self._due, self._cpu, self._all = now + self._every_s, cpu, all_cpu
         self._loop.call_later(self._every_s, self._turn)
 
     def _tell(self) -> None:
-        print(json.dumps({"late_ms": 1e3 * self._late, "busy_ms": 1e3 * self._busy}), flush=True)
+        found = {"late_ms": self._late, "busy_ms": self._busy, "ours_ms": self._ours}
+        print(json.dumps({name: 1e3 * seconds for name, seconds in found.items()}), flush=True)
         self._reset()
 
 

@@ -22,10 +22,28 @@ MANY = MAX_CONTAINERS + 1
         b'{"prompt": [' + b"1," * (MAX_VALUES + 1) + b"1]}",
         b'{"tools": [{"a": [' + b"{}," * MANY + b"{}]}]}",
         b"{" + b",".join([b'"k%d": 1' % number for number in range(MAX_VALUES + 2)]) + b"}",
+        b"{" + b",".join([b'"k%d" : 1' % number for number in range(200_000)]) + b"}",
+        b"{" + b",".join([b'"k%d\\\\":1' % number for number in range(200_000)]) + b"}",
+        b'{"prompt": [' + b'"a" ,' * 200_000 + b"1]}",
+        b'{"prompt": [' + b"0.5," * 600_000 + b"1]}",
         b"[" * 4_000_000,
         b"{" * 4_000_000,
     ],
-    ids=["arrays", "objects", "messages", "prompts", "tokens", "tools", "keys", "open arrays", "open objects"],
+    ids=[
+        "arrays",
+        "objects",
+        "messages",
+        "prompts",
+        "tokens",
+        "tools",
+        "keys",
+        "names",
+        "names with backslashes",
+        "strings",
+        "fractions",
+        "open arrays",
+        "open objects",
+    ],
 )
 def test_too_many_values_are_refused_by_count(raw: bytes) -> None:
     with pytest.raises(InvalidRequest, match="more than") as refused:
@@ -45,10 +63,11 @@ async def test_every_endpoint_says_so(worker: Worker, path: str) -> None:
     "body",
     [
         {"prompt": [list(range(512)) for _ in range(1000)]},
+        {"prompt": '{"a": "b", "c": "d\\\\"}, ' * 20_000, "user": '","' * 200_000},
         {"prompt": 'Well, [so] {they} said, and "went"; ' * 20_000},
         {"messages": [{"role": "user", "content": "x" * 1000} for _ in range(2000)]},
     ],
-    ids=["tokens", "text", "messages"],
+    ids=["tokens", "quotes in a text", "text", "messages"],
 )
 def test_large_bodies_of_honest_callers_are_read(body: dict[str, object]) -> None:
     assert parse_body(orjson.dumps(body)) == body
