@@ -29,6 +29,8 @@ _EVERY_S = 0.04
 _TAKES_S = 0.005
 """For the well server to answer."""
 _CELL_S, _QUICK_CELL_S = 5.0, 1.2
+_FEWEST, _QUICK_FEWEST = 150, 60
+"""Requests a cell, however slow the machine, in six times its time at most: a share of a handful says nothing."""
 _AT_ONCE, _QUICK_AT_ONCE = 8, 16
 _STRATEGIES: dict[str, Any] = {
     "round-robin": "round-robin",
@@ -52,16 +54,24 @@ def measure(quick: bool) -> list[Bar]:
     """Run the cells; return the worst share of failed callers for each way to fail."""
     logging.getLogger("trimtab").setLevel(logging.CRITICAL)
     cells = list(_cells(quick))
-    shares = asyncio.run(_all(cells, quick))
+    counts = asyncio.run(_all(cells, quick))
+    shares = [failed / max(1, asked) for failed, asked in counts]
     worst: dict[str, float] = defaultdict(float)
     formats: dict[str, int] = defaultdict(int)
-    for cell, share in zip(cells, shares, strict=True):
+    for cell, share, (failed, asked) in zip(cells, shares, counts, strict=True):
         name = cell.shape if cell.strategy == "least-work" else f"any way, {cell.strategy}"
         worst[name] = max(worst[name], share)
         formats[name] += 1
         if share > _MOST:
-            print(f"  {share:.1%} failed: {cell.ask.name}, {cell.shape}, {cell.strategy}", flush=True)
-    print(f"  {len(cells)} cells, {sum(shares) / len(shares):.2%} failed in the mean", flush=True)
+            print(
+                f"  {share:.1%} failed, {failed} of {asked}: {cell.ask.name}, {cell.shape}, {cell.strategy}",
+                flush=True,
+            )
+    fewest = min(asked for _, asked in counts)
+    print(
+        f"  {len(cells)} cells, {sum(shares) / len(shares):.2%} failed in the mean; {fewest} requests or more",
+        flush=True,
+    )
     bars = [
         Bar.below(f"callers that fail beside a sick server: {name}, worst of {formats[name]}", share, _MOST)
         for name, share in worst.items()
@@ -88,27 +98,30 @@ def _cells(quick: bool) -> Iterator[Cell]:
             yield Cell(ask, shape, failures(ask)[shape], strategy)
 
 
-async def _all(cells: list[Cell], quick: bool) -> list[float]:
+async def _all(cells: list[Cell], quick: bool) -> list[tuple[int, int]]:
     side_by_side = asyncio.Semaphore(_QUICK_AT_ONCE if quick else _AT_ONCE)
 
-    async def one(cell: Cell) -> float:
+    async def one(cell: Cell) -> tuple[int, int]:
         async with side_by_side:
-            return await _share(cell, _QUICK_CELL_S if quick else _CELL_S)
+            if quick:
+                return await _count(cell, _QUICK_CELL_S, _QUICK_FEWEST)
+            return await _count(cell, _CELL_S, _FEWEST)
 
     return await asyncio.gather(*map(one, cells))
 
 
-async def _share(cell: Cell, span_s: float) -> float:
-    """Return the share of callers that failed, those of the beginning aside."""
+async def _count(cell: Cell, span_s: float, fewest: int) -> tuple[int, int]:
+    """Return how many callers failed, and how many there were, those of the beginning aside."""
+    clock = asyncio.get_running_loop().time
     ask = cell.ask
     expected = b"".join(ask.pieces)
     fates: list[bool] = []
     config: dict[str, Any] = {} if cell.strategy == "least-work" else {"routing": _STRATEGIES[cell.strategy]}
 
     async def caller(number: int) -> None:
-        until = asyncio.get_running_loop().time() + span_s
+        began = clock()
         async with RawClient(stack.port) as client:
-            while asyncio.get_running_loop().time() < until:
+            while (took := clock() - began) < span_s or (len(fates) < fewest and took < 6.0 * span_s):
                 session = {"X-Session-Id": str(number)}
                 got = await client.ask("POST", ask.path, session, body=ask.body)
                 fates.append(got.status != 200 or not got.complete or got.body != expected)
@@ -124,4 +137,4 @@ async def _share(cell: Cell, span_s: float) -> float:
     ):
         await asyncio.gather(*map(caller, range(_CALLERS)))
     later = fates[_LEARNING:]
-    return sum(later) / max(1, len(later))
+    return sum(later), len(later)
