@@ -103,11 +103,14 @@ class Group:
         if len(endpoints) > 1:
             repute = self.repute
             errand = outgoing.errand() if outgoing is not None and repute.knows_misfits else None
-            avoided = repute.avoid(endpoints, errand, now, exclude)
-            if avoided:
+            homed = isinstance(key, bytes)
+            avoided = repute.avoid(endpoints, errand, now, exclude, homed=homed)
+            if avoided or homed:
                 others = (*exclude, *avoided)
                 found = self._router.pick(endpoints, now, work=work, exclude=others, key=key)
                 if found is not None:
+                    if homed:
+                        repute.asked(found, now)
                     return found
         return self._router.pick(endpoints, now, work=work, exclude=exclude, key=key)
 

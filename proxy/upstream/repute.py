@@ -81,10 +81,14 @@ class Repute:
         errand: Hashable | None,
         now: float,
         tried: Collection[Endpoint] = (),
+        *,
+        homed: bool = False,
     ) -> tuple[Endpoint, ...]:
         """Return whom to pass over for a request; nobody, where that would leave none that may be asked.
 
-        Whoever is due to be looked at again is left alone in its turn: then all others are passed over.
+        Whoever is due to be looked at again is left alone in its turn: then all others are passed over. What is
+        `homed` leaves its upstream only while that is away, so one that is due is not passed over by it, no more:
+        `asked` says who got it.
         """
         blemished = [each for each in endpoints if each.failure_rate > 0.0]
         if not blemished and not self._errands:
@@ -106,11 +110,20 @@ class Repute:
                 if each in shunned or 2.0 * least >= each.failure_rate:
                     continue
                 if self._due(each, now) and each in fine and each not in tried:
+                    if homed:
+                        continue
+                    self.asked(each, now)
                     return tuple([other for other in endpoints if other is not each])
                 shunned.append(each)
         if all(each in shunned for each in fine):
             return ()
         return tuple(shunned)
+
+    def asked(self, endpoint: Endpoint, now: float) -> None:
+        """An upstream gets a request: if it is one that fails, this is the look at it."""
+        look = self._looks.get(endpoint)
+        if look is not None:
+            look.asked_at, look.due = now, now + look.gap_s
 
     def answered(self, endpoint: Endpoint, *, well: bool, now: float, since: float = inf) -> None:
         """A call that was sent at `since` ended: who failed and is well again is looked at more, who is not less."""
@@ -177,10 +190,7 @@ class Repute:
         if look is None:
             self._looks[endpoint] = _Look(now)
             return False
-        if now < look.due:
-            return False
-        look.asked_at, look.due = now, now + look.gap_s
-        return True
+        return now >= look.due
 
 
 def _failing(blemished: Sequence[Endpoint], now: float, upstreams: int) -> list[Endpoint]:

@@ -60,6 +60,32 @@ async def test_a_session_stays_and_moves_only_while_its_upstream_is_away() -> No
             await stack.settled()
 
 
+async def test_no_session_leaves_its_upstream_to_look_at_one_that_breaks_off() -> None:
+    routing = {"strategy": "sticky", "header": "x-session-id"}
+    async with MockUpstream() as one, MockUpstream() as two:
+        async with Stack(one.url, two.url, routing=routing) as stack, RawClient(stack.port) as client:
+
+            async def at(up: MockUpstream, session: str) -> bool:
+                before = asked(up)
+                await client.ask("POST", PATH, {"X-Session-Id": session}, body=CHAT)
+                return asked(up) != before
+
+            homes = {str(session): await at(one, str(session)) for session in range(24)}
+            away = [session for session, there in homes.items() if there]
+            one.default = Behaviour(status=500)
+            for _ in range(10):
+                await at(one, away[0])
+            assert not await at(one, away[0]), "it is passed over"
+            one.default = Behaviour()
+            for look in stack.pool.group.repute._looks.values():
+                look.due = 0.0
+            for session, there in homes.items():
+                assert there or not await at(one, session), "who lives elsewhere stays there"
+            for _ in range(10):
+                assert await at(one, away[0]), "who lives there finds out that it is well"
+            await stack.settled()
+
+
 async def test_a_conversation_goes_back_to_where_its_prefix_is_cached() -> None:
     async with MockUpstream() as one, MockUpstream() as two:
         async with Stack(one.url, two.url, routing="prefix") as stack, RawClient(stack.port) as client:

@@ -152,6 +152,18 @@ def test_breaks_alone_leave_half_of_the_upstreams_at_least(endpoints: list[Endpo
     assert repute.avoid(endpoints, None, 2.0) == (), "where all break off nobody is passed over"
 
 
+def test_nothing_leaves_its_home_to_look_at_another_one(endpoints: list[Endpoint]) -> None:
+    repute, bad, good = Repute(), endpoints[0], endpoints[1]
+    fails(bad, 20)
+    assert repute.avoid(endpoints, None, 1.0, homed=True) == (bad,)
+    assert repute.avoid(endpoints, None, 3.0, homed=True) == (), "no other is passed over in its favour"
+    repute.asked(good, 3.0)
+    assert repute.avoid(endpoints, None, 3.0, homed=True) == (), "nobody has looked yet"
+    repute.asked(bad, 3.0)
+    assert repute.avoid(endpoints, None, 3.1, homed=True) == (bad,)
+    assert repute.avoid(endpoints, None, 5.0, homed=True) == ()
+
+
 def test_what_was_sent_before_a_look_does_not_put_off_the_next_one(endpoints: list[Endpoint]) -> None:
     repute, bad = Repute(), endpoints[0]
     fails(bad, 20)
