@@ -333,7 +333,13 @@ class SteeredPool(ABC):
     def note(
         self, now: float, actor: str, rule: str, old: Mapping[str, Any], new: Mapping[str, Any], text: str
     ) -> Decision:
-        """Keep a decision about the pool that is not the controller's own."""
+        """Keep a decision about the pool that is not the controller's own.
+
+        Where requests are dispatched otherwise from now on, those of before say nothing for or against the setpoints.
+        """
+        if old.get("dispatch") != new.get("dispatch"):
+            at = self._setpoints
+            self._enter(Setpoints(at.max_batch_size, at.window_ms, at.generation + 1), now)
         return self._note(now, actor, rule, old, new, text)
 
     def _note(

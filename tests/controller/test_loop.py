@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
+from typing import Any
 
 import pytest
 
@@ -348,3 +349,30 @@ def test_the_snapshot_is_json_with_quantiles_counts_attainment_law_and_model() -
     assert snapshot["attainment"]["ttft"]["verdict"] == "unproven"
     assert snapshot["model"]["samples"] == 40
     assert snapshot["law"]["name"] == "aimd"
+
+
+@pytest.mark.parametrize(
+    ("rule", "old", "new", "cut"),
+    [
+        ("merge.recognised", {"dispatch": "alone"}, {"dispatch": "merged"}, False),
+        ("merge.undivided", {"dispatch": "merged"}, {"dispatch": "alone"}, False),
+        ("merge.differs", {"dispatch": "merged"}, {"dispatch": "merged"}, True),
+        ("admin.drain", {"draining": False}, {"draining": True}, True),
+    ],
+)
+def test_what_was_dispatched_otherwise_is_no_evidence(
+    rule: str, old: dict[str, Any], new: dict[str, Any], cut: bool
+) -> None:
+    """What went one by one to a server that takes one at a time was late; shared calls stayed small for it."""
+    pool = controller(slo=SLO(e2e_s=0.4), law="deadline", size=16)
+    decision = pool.note(10.0, "controller", rule, old, new, "Said elsewhere.")
+    for index in range(40):
+        pool.observe(observation(0.6, done=10.2 + index / 100, batch=9))
+    pool.tick(11.0, Load())
+    assert decision.rule == rule
+    assert (pool.setpoints.max_batch_size < 16) is cut
+    for index in range(40):
+        sent = pool.setpoints.generation
+        pool.observe(observation(0.6, done=12.0 + index / 100, batch=9, generation=sent))
+    pool.tick(13.0, Load())
+    assert pool.setpoints.max_batch_size < 16, "what was sent since counts"
