@@ -24,7 +24,7 @@ _TIMES = frozenset(
     {
         "created", "id", "prompt_ms", "prompt_per_token_ms", "prompt_per_second", "predicted_ms",
         "predicted_per_token_ms", "predicted_per_second", "t_start", "id_slot", "cache_n", "prompt_n",
-        "tokens_cached", "tokens_evaluated",
+        "tokens_cached", "tokens_evaluated", "cached_tokens",
     }
 )  # fmt: skip
 """What llama.cpp says about a run's time, and about what it still had in its cache."""
@@ -272,5 +272,6 @@ LITELLM = Server(
     env={
         "LITELLM_LOCAL_MODEL_COST_MAP": "True", "LITELLM_LOG": "ERROR", "LITELLM_MODE": "PRODUCTION",
         "LITELLM_TELEMETRY": "False", "DISABLE_SCHEMA_UPDATE": "True",
+        "LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY": "true",
     },
 )  # fmt: skip

@@ -13,6 +13,7 @@ MAX_HEAD_BYTES: Final = 64 * 1024
 MAX_INTERIM: Final = 32
 """So many interim answers may stand in front of an answer."""
 _END: Final = b"\r\n\r\n"
+_BLANKS: Final = (b" ", b"\t")
 _H: Final = 0x48
 
 
@@ -23,12 +24,15 @@ class MalformedError(ValueError):
 class HeadReader:
     """Finds where each head ends and has httptools' parser read it: where the two disagree it is malformed.
 
-    The parser never sees a byte that lies behind the answer, so nothing there can change what was said in it.
+    The parser never sees a byte that lies behind the answer, so nothing there can change what was said in it. A head
+    that it refuses is read once more after what RFC 9112 has a proxy put right in an answer.
     """
 
     __slots__ = (
         "_ended",
         "_parser",
+        "_pieces",
+        "_refused",
         "_seam",
         "_settled",
         "headers",
@@ -44,6 +48,10 @@ class HeadReader:
         self._parser: Any = None
         self._seam = b""
         """The latest bytes of a head that has begun: its end may have begun in them."""
+        self._pieces: list[bytes] = []
+        """All of the head that has begun."""
+        self._refused = ""
+        """What the parser said of it, where it refused a part of it."""
         self._ended = False
         """Whether the parser has found the head's end."""
         self._settled = False
@@ -63,7 +71,7 @@ class HeadReader:
     def begin(self) -> None:
         """Expect the answer to a request."""
         if self._seam:
-            self._seam = b""
+            self._forget()
             self._parser = None
         self.size = self.interim = 0
 
@@ -86,18 +94,20 @@ class HeadReader:
         if self.size > MAX_HEAD_BYTES:
             raise MalformedError(f"header section longer than {MAX_HEAD_BYTES} bytes")
         self._ended = self._settled = self.switched = False
-        try:
-            self._parser.feed_data(data[start:] if end < 0 else data[start:end])
-        except httptools.HttpParserUpgrade:
-            self.switched = True
-        except httptools.HttpParserError as error:
-            raise MalformedError(str(error)) from None
-        if self._ended != (end >= 0):
+        piece = data[start:] if end < 0 else data[start:end]
+        if not self._refused:
+            self._feed(piece)
+        if self._refused:
+            if end >= 0:
+                self._read_again(b"".join([*self._pieces, piece]))
+        elif self._ended != (end >= 0):
             raise MalformedError("it is not clear where the head ends")
         if end < 0:
-            self._seam = (seam + data[start:])[-3:]
+            self._seam = (seam + piece)[-3:]
+            self._pieces.append(piece)
             return -1
-        self._seam = b""
+        if seam:
+            self._forget()
         self.status = self._parser.get_status_code()
         if self.status < 200 and self.status != 101:
             self._count_interim()
@@ -109,6 +119,36 @@ class HeadReader:
             self._parser.feed_data(body)
         if not self._settled:
             self._parser = None
+
+    def _feed(self, piece: bytes) -> None:
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade:
+            self.switched = True
+        except httptools.HttpParserError as error:
+            self._refused = str(error)
+            if not self.reason and not self.headers and piece.find(b"\r\n") < 0:
+                # It is the first line, which nobody can put right.
+                raise MalformedError(self._refused) from None
+
+    def _read_again(self, head: bytes) -> None:
+        """Read a whole head that was refused, put right. Raises MalformedError where it is refused again."""
+        refused, self._refused = self._refused, ""
+        right = put_right(head)
+        if right != head:
+            self.reason = b""
+            self.headers = []
+            self._ended = self._settled = False
+            self._parser = httptools.HttpResponseParser(self)
+            self._feed(right)
+            refused, self._refused = self._refused, ""
+        if refused or not self._ended:
+            raise MalformedError(refused or "it is not clear where the head ends")
+
+    def _forget(self) -> None:
+        self._seam = b""
+        self._pieces.clear()
+        self._refused = ""
 
     def _count_interim(self) -> None:
         self.interim += 1
@@ -136,6 +176,33 @@ class HeadReader:
     def on_message_complete(self) -> None:
         """Note that another head may follow."""
         self._settled = True
+
+
+def put_right(head: bytes) -> bytes:
+    """Return an answer's head as RFC 9112 has a proxy pass it on, where it is told how.
+
+    Folded lines become one (section 5.2), blanks before a colon go (section 5.1), and so does a Content-Length that
+    says the same again (RFC 9110 section 8.6).
+    """
+    lines: list[bytes] = []
+    for line in head[:-4].split(b"\r\n"):
+        if len(lines) > 1 and line[:1] in _BLANKS:
+            lines[-1] = lines[-1].rstrip(b" \t") + b" " + line.strip(b" \t")
+        else:
+            lines.append(line)
+    kept = lines[:1]
+    length = b""
+    for line in lines[1:]:
+        name, colon, value = line.partition(b":")
+        name = name.rstrip(b" \t")
+        if name.lower() == b"content-length":
+            said = {part.strip(b" \t") for part in value.split(b",")}
+            value = said.pop() if len(said) == 1 else value
+            if value == length:
+                continue
+            length = value
+        kept.append(name + colon + value)
+    return b"\r\n".join(kept) + _END
 
 
 def _end_of(seam: bytes, data: bytes, start: int) -> int:

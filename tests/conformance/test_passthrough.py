@@ -9,6 +9,7 @@ import zlib
 
 import pytest
 
+from tests.support.literal_upstream import LiteralUpstream
 from tests.support.mock_upstream import MockUpstream, chat_stream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, RawClient, request_bytes
@@ -160,3 +161,44 @@ async def test_compressed_requests_pass_undecoded() -> None:
         )
         assert (answer.status, answer.body) == (200, body)
         assert up.seen[-1].header("content-encoding") == "deflate"
+
+
+LOOSE = {
+    "a folded line": (b"X-A: one\r\n  two\r\n\tthree\r\nContent-Length: 5\r\n", "one two three"),
+    "a blank before the colon": (b"X-A : one\r\nContent-Length\t: 5\r\n", "one"),
+    "a length said twice": (b"Content-Length: 5\r\nX-A: one\r\ncontent-length: 5\r\n", "one"),
+    "a list of one length": (b"X-A: one\r\nContent-Length: 5, 5\r\n", "one"),
+}
+"""Fields that are not as they should be, with what a proxy has to make of them (RFC 9112 section 5, RFC 9110 8.6)."""
+CONTRADICTING = {
+    "two lengths": b"Content-Length: 5\r\nContent-Length: 6\r\n",
+    "a list of two lengths": b"Content-Length: 5, 6\r\n",
+    "a folded first line": b" X: 1\r\nContent-Length: 5\r\n",
+    "no name": b": 1\r\nContent-Length: 5\r\n",
+    "no colon": b"garbage\r\nContent-Length: 5\r\n",
+}
+
+
+@pytest.mark.parametrize("apart", [0, 1, 7])
+@pytest.mark.parametrize("what", LOOSE)
+async def test_an_answers_fields_are_put_right_where_it_is_said_how(what: str, apart: int) -> None:
+    fields, value = LOOSE[what]
+    whole = b"HTTP/1.1 200 OK\r\n" + fields + b"\r\nhello"
+    pieces: list[bytes | float] = [whole]
+    if apart:
+        pieces = [part for at in range(0, len(whole), apart) for part in (whole[at : at + apart], 0.001)]
+    script = {"/loose": pieces, "/plain": [b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nplain"]}
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        for _ in range(2):
+            answer = await client.ask("POST", "/loose")
+            assert (answer.status, answer.reason, answer.body) == (200, "OK", b"hello")
+            assert [given for name, given in answer.headers if name == "X-A"] == [value]
+            assert (await client.ask("GET", "/plain")).body == b"plain"
+        assert up.connections == 1
+
+
+@pytest.mark.parametrize("what", CONTRADICTING)
+async def test_an_answers_fields_that_contradict_each_other_are_no_answer(what: str) -> None:
+    script = {"/": [b"HTTP/1.1 200 OK\r\n" + CONTRADICTING[what] + b"\r\nhello"]}
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        assert (await client.ask("POST", "/")).status == 502
