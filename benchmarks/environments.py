@@ -63,9 +63,10 @@ class Environment:
     def _pins(self) -> str:
         return "\n".join((*self.requirements, *self.bare, *(["compiled"] if self.compiled else [])))
 
-    def version(self) -> str:
-        """The version of the first requirement, as pinned."""
-        return self.requirements[0].rpartition("==")[2]
+    def version(self, package: str = "") -> str:
+        """The version of `package`, or of the first requirement, as pinned; "" where it is not among them."""
+        found = (pin for pin in self.requirements if pin.startswith(package))
+        return next(found, "").rpartition("==")[2]
 
     def install(self) -> None:
         """Make it, unless it is there. Raises InstallFailed."""

@@ -62,6 +62,8 @@ class Server:
     boot_s: float = 60
     real: bool = True
     """Whether it is somebody else's software: a stand-in of ours only speaks the protocol."""
+    package: str = ""
+    """How the requirement begins that it is, where its environment is not its alone."""
     warm: Ask | None = None
     """Sent until it is answered with 200 before anything is compared."""
 
@@ -75,7 +77,7 @@ class Server:
         """The version that runs."""
         if not self.real:
             return "-"
-        return "this tree" if self.environment is None else ENVIRONMENTS[self.environment].version()
+        return "this tree" if self.environment is None else ENVIRONMENTS[self.environment].version(self.package)
 
     def environ(self) -> dict[str, str]:
         """The process's environment."""

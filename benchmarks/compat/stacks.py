@@ -63,8 +63,16 @@ def _stack(name: str) -> Server:
 
     asked = tuple(ask for ask in _all() if not (ask.chunked and name in _WITHOUT_CHUNKS))
     return Server(
-        name, name, command, "/ready", environment="stacks", asks=asked, company=8, env={"PYTHONPATH": str(APPS)}
-    )  # fmt: skip
+        name,
+        name,
+        command,
+        "/ready",
+        environment="stacks",
+        asks=asked,
+        company=8,
+        package=name.partition("-")[0],
+        env={"PYTHONPATH": str(APPS)},
+    )
 
 
 STACKS = tuple(_stack(name) for name in _NAMES)
