@@ -7,6 +7,7 @@ keeps half of what it keeps with it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from controller.batch_model import BatchModel
 from controller.concurrency_model import ConcurrencyModel
@@ -19,10 +20,10 @@ from policies.base import Job
 __all__ = ["Admission", "Forecast", "backlog_s", "forecast_gate", "forecast_merge"]
 
 
-_IDLE = Verdict(True, "idle", None, 0.0)
-_NO_SLO = Verdict(True, "no_slo", None, 0.0)
-_NO_MODEL = Verdict(True, "no_model", None, 0.0)
-_NEVER_LATE = float("-inf")
+_IDLE: Final = Verdict(True, "idle", None, 0.0)
+_NO_SLO: Final = Verdict(True, "no_slo", None, 0.0)
+_NO_MODEL: Final = Verdict(True, "no_model", None, 0.0)
+_NEVER_LATE: Final = float("-inf")
 
 
 @dataclass(slots=True, init=False)

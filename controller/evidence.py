@@ -80,7 +80,7 @@ _UNKNOWN_S: Final = 60.0
 _FEW_TOKENS: Final = 16
 _FEW_LENGTHS: Final = 16
 _QUIET_S: Final = 5.0
-_NOTHING = Evidence(0, 0, 0, 0, 0.0, 0.0, 0.0, "")
+_NOTHING: Final = Evidence(0, 0, 0, 0, 0.0, 0.0, 0.0, "")
 
 
 def decided_by_length(service_s: float, tokens: int, typical_tokens: float, limit_s: float) -> bool:

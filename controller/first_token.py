@@ -210,7 +210,8 @@ class FirstTokenModel:
 
     def _reading_s(self, prompt_tokens: int) -> float:
         """Return how long the prompts behind it wait for this one."""
-        return self.prompt_token_s * (self._longest if prompt_tokens > self._longest else prompt_tokens)
+        tokens, longest = float(prompt_tokens), self._longest
+        return self.prompt_token_s * (longest if tokens > longest else tokens)
 
     def _doubt_s(self, prompt_tokens: int) -> float:
         """Return how much longer a prompt may take that is longer than any that is known.

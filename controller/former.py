@@ -8,12 +8,13 @@ from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import count
 from math import ceil
+from typing import Final
 
 from controller.verdict import Choice
 
 __all__ = ["batch_sizes", "first_come", "form_batch", "form_mixed", "moore_hodgson"]
 
-_NEVER = float("inf")
+_NEVER: Final = float("inf")
 
 
 @lru_cache(maxsize=512)

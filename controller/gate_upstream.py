@@ -14,7 +14,7 @@ from controller.memory_limit import MemoryLimit
 from controller.observation import Observation
 from controller.promises import Promises
 from controller.slo import SLO
-from controller.upstream import job_deadline
+from controller.upstream import Upstream, job_deadline
 from controller.verdict import Choice
 from policies.base import Job
 
@@ -30,10 +30,11 @@ _WARM: Final = 32
 """Streamed requests before memory is learned from any."""
 _REMEMBERED: Final = 4096
 _UNBOUND_TICKS: Final = 5
-_UNSEEN = (0.0, -1.0, 0.0)
-_PACE_ONLY = ("tpot",)
-_NEVER = float("inf")
-_NOBODY, _ONE = Choice(0, ()), Choice(1, ())
+_UNSEEN: Final = (0.0, -1.0, 0.0)
+_PACE_ONLY: Final[tuple[str, ...]] = ("tpot",)
+_NEVER: Final = float("inf")
+_NOBODY: Final = Choice(0, ())
+_ONE: Final = Choice(1, ())
 """The usual answers, made once."""
 
 
@@ -42,7 +43,7 @@ _Begun = tuple[float, float, float]
 no prompt, and for how long prompts may have kept its upstream reading until then, both in seconds."""
 
 
-class GateUpstream:
+class GateUpstream(Upstream):
     """Upstreams that batch by themselves: concurrency is what loads them."""
 
     def __init__(self, late_target: float) -> None:
@@ -110,7 +111,7 @@ class GateUpstream:
             self.model.first.gone(upstream, dispatched)
 
     def _take(self, dispatched: float) -> _Begun | None:
-        beside = self._begun.get(dispatched)
+        beside = self._begun.get(dispatched) if self._begun else None
         if beside is None:
             return None
         begun = beside.pop(0)
@@ -136,7 +137,7 @@ class GateUpstream:
             begun = _UNSEEN
         trusted = dispatched >= self._trusted_since
         if trusted and by_load:
-            self.model.late(missed != () and missed != _PACE_ONLY)
+            self.model.late(len(missed) > 0 and missed != _PACE_ONLY)
         if self.model.observe(obs, obs.batch, by_load=by_load) and begun[1] >= 0.0:
             jammed = self._learn_memory(obs, begun)
             if jammed and not trusted:

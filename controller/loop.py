@@ -28,7 +28,6 @@ from controller.load import Load
 from controller.merge_upstream import MergeUpstream
 from controller.observation import Observation, Result
 from controller.promises import Promises
-from controller.residuals import ResidualRing
 from controller.room import used_share
 from controller.samples import Sample
 from controller.setpoints import Bounds, Setpoints
@@ -44,13 +43,17 @@ __all__ = ["Choice", "Load", "PoolController", "Verdict"]
 _KEPT: Final = 4096
 _TYPICAL: Final = 16
 """Answers before any length is called typical."""
-_PACE_ONLY: Final = ("tpot",)
-_WHOLE_ONLY: Final = ("e2e",)
+_PACE_ONLY: Final[tuple[str, ...]] = ("tpot",)
+_WHOLE_ONLY: Final[tuple[str, ...]] = ("e2e",)
 _ACTIVE_S: Final = 60.0
 _NO_LIMITS: Final = "No latency is promised that a batch size could break, so the law holds."
-_UNLIMITED = Verdict(True, "no_admission", None, 0.0)
+_UNLIMITED: Final = Verdict(True, "no_admission", None, 0.0)
 _OK: Final = Result.OK
 _TIMEOUT: Final = Result.TIMEOUT
+_FAILED: Final = Result.FAILED
+_REFUSED: Final = Result.REFUSED
+_SHED: Final = Result.SHED
+_CANCELLED: Final = Result.CANCELLED
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -99,7 +102,8 @@ class PoolController(SteeredPool):
         self._gated = mode == "gate"
         self._admission = Admission()
         self._cut_guard = CutGuard()
-        self._tokens = ResidualRing(100)
+        self._tokens: deque[int] = deque(maxlen=100)
+        """How long the latest answers were; few ask, and only then is it sorted."""
         self._window = LatencyWindow()
         self._kept: deque[Observation] = deque(maxlen=_KEPT)
         self._gaps = Sketch()
@@ -139,7 +143,7 @@ class PoolController(SteeredPool):
         if self._shadow is not None:
             self._shadow.observe(sample)
         self._samples.add(sample, obs.generation)
-        if self._experiment is not None and result is not Result.CANCELLED:
+        if self._experiment is not None and result is not _CANCELLED:
             self._experiment.observe(sample.dispatched, bool(missed))
         if admitted:
             self._upstream.observe(obs, missed, by_load=by_load)
@@ -179,9 +183,8 @@ class PoolController(SteeredPool):
         forecast = self._upstream.forecast(job, self._setpoints.max_batch_size, now, load)
         slo = self._promises.of(job.klass)
         upstream = self._upstream
-        verdict = self._admission.judge(
-            job, now, load, slo, forecast, upstream.last_service_s, upstream.awaited_s(now)
-        )
+        awaited_s = 0.0 if forecast is None or load.idle else upstream.awaited_s(now)
+        verdict = self._admission.judge(job, now, load, slo, forecast, upstream.last_service_s, awaited_s)
         if verdict.admitted:
             self._upstream.admitted(job, self._promises)
         return verdict
@@ -197,7 +200,7 @@ class PoolController(SteeredPool):
             self._cap_bound = True
         promises, law = self._promises, self._law
         shed = self._admission_on
-        if shed and self._gated and self._admission.ample(promises.pool, self._upstream.awaited_s(now)):
+        if shed and self._gated and self._ample(promises.pool, now):
             # While there is time to spare, a model that calls somebody hopeless is wrong.
             shed = False
         choice = self._upstream.choose(candidates, cap, now, load, promises, form=law.forms_batches, shed=shed)
@@ -328,26 +331,33 @@ class PoolController(SteeredPool):
             return advice
         return self._cut_guard.review(view, advice, self._law.name)
 
+    def _ample(self, slo: SLO, now: float) -> bool:
+        """Whether those admitted lately had time to spare, and nobody has waited for long."""
+        admission = self._admission
+        if not admission.room.ample:
+            return False
+        return slo.ttft_s is None or admission.ample(slo, self._upstream.awaited_s(now))
+
     def _excused(self, obs: Observation, slo: SLO, missed: tuple[str, ...]) -> bool:
         """Whether only its own length made a request late."""
         if not self._gated or missed != _WHOLE_ONLY or slo.e2e_s is None or obs.dispatched is None:
             return False
-        typical = self._tokens.quantile(0.5) if len(self._tokens) >= _TYPICAL else 0.0
-        return decided_by_length(obs.done - obs.dispatched, obs.output_tokens, typical, slo.e2e_s)
+        typical = sorted(self._tokens)[len(self._tokens) // 2] if len(self._tokens) >= _TYPICAL else 0
+        return decided_by_length(obs.done - obs.dispatched, obs.output_tokens, float(typical), slo.e2e_s)
 
     def _judge_admission(self, obs: Observation, slo: SLO, missed: tuple[str, ...]) -> None:
         """Tell admission what became of somebody it let in; a pace that was missed is not for it to foresee."""
         admission, result = self._admission, obs.result
         if self._gated and obs.output_tokens:
-            self._tokens.add(float(obs.output_tokens))
-        if result is Result.REFUSED:
+            self._tokens.append(obs.output_tokens)
+        if result is _REFUSED:
             return
-        if result is Result.CANCELLED or result is Result.FAILED:
+        if result is _CANCELLED or result is _FAILED:
             admission.record.ended(obs.arrival, obs.done, None)
             return
-        late = result is Result.SHED or (missed != () and missed != _PACE_ONLY)
+        late = result is _SHED or (len(missed) > 0 and missed != _PACE_ONLY)
         admission.record.ended(obs.arrival, obs.done, not late)
-        if result is Result.SHED:
+        if result is _SHED:
             admission.room.add(1.0)
             return
         used = used_share(obs, slo, first_told=self._gated)

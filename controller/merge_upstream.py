@@ -14,7 +14,7 @@ from controller.former import first_come, form_batch, form_mixed
 from controller.load import Load
 from controller.observation import Observation
 from controller.promises import Promises
-from controller.upstream import job_deadline, job_deadlines
+from controller.upstream import Upstream, job_deadline, job_deadlines
 from controller.verdict import Choice
 from policies.base import Job
 
@@ -44,7 +44,7 @@ class _Call:
     lengths: list[int] = field(default_factory=list)
 
 
-class MergeUpstream:
+class MergeUpstream(Upstream):
     """Upstreams that take whole batches, one at a time each.
 
     Every request of a call reports the same dispatch time; together they teach the model once. Where several calls

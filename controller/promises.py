@@ -35,7 +35,7 @@ class Promises:
 
     def of(self, klass: str) -> SLO:
         """Return what is promised to requests of `klass`."""
-        return self.by_class.get(klass, self.pool)
+        return self.by_class.get(klass, self.pool) if self.by_class else self.pool
 
     def whose(self, klass: str | None) -> dict[str, Any]:
         """Return whose promise a decision is about: the class, and whether that has one of its own."""

@@ -12,6 +12,7 @@ __all__ = ["Room", "TrackRecord", "used_share"]
 
 _LATELY: Final = 100
 _HALF: Final = 0.5
+_TIMEOUT: Final = Result.TIMEOUT
 _UNFORESEEN: Final = 0.1
 """Part of the admitted that may have used more than half: an engine that pauses, or a prompt far longer than others,
 delays a few whatever the load is."""
@@ -89,7 +90,7 @@ class TrackRecord:
 
     def ended(self, arrival: float, done: float, on_time: bool | None) -> None:
         """Take note of what became of a request; None when it says nothing."""
-        if self._open.pop(arrival, None) is None or on_time is None:
+        if not self._open or self._open.pop(arrival, None) is None or on_time is None:
             return
         self._seen.append((done, on_time))
         self.false_alarms += on_time
@@ -119,7 +120,7 @@ def used_share(obs: Observation, slo: SLO, *, first_told: bool) -> float:
     What its pace did is nothing that admission could have foreseen, and no part of this. With `first_told` its first
     token has been counted when it came.
     """
-    if obs.result is Result.TIMEOUT:
+    if obs.result is _TIMEOUT:
         return float("inf")
     used = -1.0
     if slo.e2e_s is not None:

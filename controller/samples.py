@@ -59,13 +59,13 @@ class Sample:
         self.tokens = obs.output_tokens
         self.klass = obs.klass
 
-    @classmethod
-    def of(cls, obs: Observation) -> Sample | None:
+    @staticmethod
+    def of(obs: Observation) -> Sample | None:
         """Reduce an observation; None when it says nothing about the upstream's latency."""
         dispatched, result = obs.dispatched, obs.result
         if dispatched is None or result is _FAILED or result is _REFUSED or result is _SHED:
             return None
-        return cls(obs, dispatched)
+        return Sample(obs, dispatched)
 
 
 class GenerationSamples:

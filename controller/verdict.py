@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 __all__ = ["Choice", "Verdict"]
+
+_FIRST: Final[tuple[int, ...]] = (0,)
 
 
 @dataclass(slots=True, init=False)
@@ -48,6 +51,8 @@ class Choice:
     def sent(self, count: int) -> Sequence[int]:
         """Return the indices of the candidates, `count` in all, that go now, in order."""
         if not self.shed and not self.passed:
+            if self.take == 1 and count > 0:
+                return _FIRST
             return range(min(self.take, count))
         out = {*self.shed, *self.passed}
         return [index for index in range(count) if index not in out][: max(0, self.take)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from time import monotonic
 
 from controller.observation import Result
 from proxy.cors import ANY_ORIGIN
@@ -13,6 +12,7 @@ from proxy.incoming import Incoming
 from proxy.keepalive import Keepalive
 from proxy.keys import Visit
 from proxy.merging import outcome_of
+from proxy.now import monotonic
 from proxy.outcome import Draining, NoUpstream, Outcome, UpstreamFailed, to_reply
 from proxy.pool import Pool
 from proxy.relay import Framing, Relay, chunked_body, reset

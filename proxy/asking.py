@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from time import monotonic
+from typing import Final
 
 from policies.base import Job
 from proxy.answering import Answering
 from proxy.held import UPLOAD_BYTES
+from proxy.now import monotonic
 from proxy.outcome import BadInput, Refused
 from proxy.pool import Pool
 from proxy.prediction import usual_work
@@ -19,7 +20,7 @@ from proxy.wire.passthrough import UNREAD
 
 __all__ = ["Asking"]
 
-_IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
+_IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})
 
 
 class Asking(Answering):

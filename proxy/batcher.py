@@ -26,7 +26,7 @@ from proxy.queue import Drop, Lane, Waiting, WaitQueue
 
 __all__ = ["EPSILON_S", "GATE", "Former", "GateBatcher", "Plain", "Window", "when_due"]
 
-GATE: Hashable = ("gate",)
+GATE: Final[Hashable] = ("gate",)
 """The lane of everybody who is not merged."""
 _WINDOW_SHARE: Final = 0.5
 """The window may use up at most this share of a request's time to its deadline."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from time import monotonic
 from typing import Final
 
 from proxy.cors import Cors, is_preflight
@@ -17,6 +16,7 @@ from proxy.lease import Lease
 from proxy.matching import Candidate
 from proxy.merging import outcome_of
 from proxy.model_list import is_listing
+from proxy.now import monotonic
 from proxy.outcome import BadInput, BodyTooLarge, Draining, InternalFault, NoRoute, NoUpstream, Refused, UpstreamBusy
 from proxy.pool import Pool
 from proxy.rules import ClassRules
@@ -35,11 +35,11 @@ from proxy.wire.registry import likely
 
 __all__ = ["Flight"]
 
-log = logging.getLogger("trimtab.proxy")
+log: Final = logging.getLogger("trimtab.proxy")
 
 _FEW_BYTES: Final = 16_384
 """A body of so many bytes may wait in its parsed form."""
-_PROBES = frozenset({"healthz", "readyz"})
+_PROBES: Final = frozenset({"healthz", "readyz"})
 
 
 class Flight(Following):
@@ -329,6 +329,7 @@ class Flight(Following):
         outgoing = self._make_outgoing(rules)
         if self.call is not None and len(self.call.body) > _FEW_BYTES:
             # What waits, and what an upstream takes its time over, is the body alone.
+            outgoing.decide_repeat()
             self.call.forget()
         if pool.terms.keepalive_s is not None and self.keepalive is None:
             self._keep_alive(pool.terms.keepalive_s, outgoing)

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from os import urandom
-from time import monotonic
+from typing import Final
 
 from proxy.flight import Flight
 from proxy.headers import RequestFields
 from proxy.incoming import Incoming, Limits
 from proxy.lifecycle import Lifecycle
 from proxy.matching import RouteTable
+from proxy.now import monotonic
 from proxy.service import Service
 from proxy.ticket import Ticket
 
 __all__ = ["Handler"]
 
-_ID_CHARACTERS = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")
+_ID_CHARACTERS: Final = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+=")
 
 
 class Handler:

@@ -63,7 +63,7 @@ _RESPONSE: dict[bytes, int] = {
     b"access-control-allow-origin": _NOTE_AND_FORWARD,
 }
 
-_PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
+_PLAIN_CONNECTION: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
 
 
 def connection_options(value: bytes) -> set[bytes]:
@@ -299,7 +299,7 @@ def _is_text(content_type: bytes) -> bool:
     return kind in _MAYBE_JSON
 
 
-_MAYBE_JSON = frozenset({b"", b"*/*", b"text/plain", b"text/json", b"application/x-www-form-urlencoded"})
+_MAYBE_JSON: Final = frozenset({b"", b"*/*", b"text/plain", b"text/json", b"application/x-www-form-urlencoded"})
 
 
 def _takes_json(accept: bytes) -> bool:
@@ -308,8 +308,8 @@ def _takes_json(accept: bytes) -> bool:
 
 
 _MAX_TENANT: Final = 128
-_PATIENCE = (b"x-trimtab-timeout-ms", b"x-slo-ttft-ms")
-_INDIFFERENT = frozenset(
+_PATIENCE: Final = (b"x-trimtab-timeout-ms", b"x-slo-ttft-ms")
+_INDIFFERENT: Final = frozenset(
     {
         b"accept-encoding",
         b"accept-language",
@@ -320,10 +320,14 @@ _INDIFFERENT = frozenset(
         b"user-agent",
     }
 )
-_JSON = (b"application/json", b"application/json;charset=utf-8")
+_JSON: Final = (b"application/json", b"application/json;charset=utf-8")
 _INDIFFERENT_PREFIX: Final = b"x-stainless-"
-_LISTS = frozenset({b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"})
-_STRIPPABLE = frozenset({b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"})
+_LISTS: Final = frozenset(
+    {b"via", b"x-forwarded-for", b"transfer-encoding", b"expect", b"upgrade", b"te", b"trailer"}
+)
+_STRIPPABLE: Final = frozenset(
+    {b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"}
+)
 
 
 class ResponseFields:
@@ -435,6 +439,6 @@ class ResponseFields:
         return b"%b%b: %b\r\n%b" % (self._before, *headers[self._date_at], self._after)
 
 
-_CODINGS = frozenset({b"chunked", b"identity"})
+_CODINGS: Final = frozenset({b"chunked", b"identity"})
 """Transfer codings that leave a body as it is."""
-_EVENT_STREAMS = ("text/event-stream", "application/x-ndjson", "application/stream+json")
+_EVENT_STREAMS: Final = ("text/event-stream", "application/x-ndjson", "application/stream+json")

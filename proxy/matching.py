@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from proxy.pool import Pool
 from proxy.upstream.endpoint import Endpoint
@@ -21,18 +21,23 @@ _LONGEST: Final = 256
 _SHOWN: Final = 8
 
 
-class Candidate(NamedTuple):
-    """A pool whose path globs match, and what the request is in its wire format."""
+class Candidate:
+    """A pool whose path globs match, and what the request is in its wire format. Nobody changes one."""
 
-    pool: Pool
-    wire: WireFormat
-    route: Route
-    by_model: bool = False
-    """Whether the model decides: pools tell models apart, or one has a name of its own for them."""
-    place: Place | None = None
-    """What it has to do with ids of what upstreams keep; None for nothing."""
-    certain: bool = False
-    """Whether a body that is not the format's can only be a mistake in it."""
+    __slots__ = ("by_model", "certain", "place", "pool", "route", "wire")
+
+    def __init__(
+        self, pool: Pool, wire: WireFormat, route: Route, *, by_model: bool, place: Place | None, certain: bool
+    ) -> None:
+        self.pool = pool
+        self.wire = wire
+        self.route = route
+        self.by_model = by_model
+        """Whether the model decides: pools tell models apart, or one has a name of its own for them."""
+        self.place = place
+        """What it has to do with ids of what upstreams keep; None for nothing."""
+        self.certain = certain
+        """Whether a body that is not the format's can only be a mistake in it."""
 
 
 class RouteTable:
@@ -111,7 +116,8 @@ class RouteTable:
 def _candidate(pool: Pool, method: str, path: str, by_model: bool) -> Candidate:
     wire, route = detect(method, path, pool.config.wire)
     place = place_of(method, path) if pool.keepers is not None else None
-    return Candidate(pool, wire, route, by_model, place, certain(wire, path, pool.config.wire))
+    sure = certain(wire, path, pool.config.wire)
+    return Candidate(pool, wire, route, by_model=by_model, place=place, certain=sure)
 
 
 def _matches(globs: Sequence[str], text: str) -> bool:

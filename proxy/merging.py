@@ -6,12 +6,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from math import ceil, log2
-from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from proxy.headers import lines_of
 from proxy.lease import Lease
 from proxy.merger import Batch
+from proxy.now import monotonic
 from proxy.outcome import InternalFault, NoUpstream, Outcome, OutOfConnections, UpstreamFailed, UpstreamTimeout
 from proxy.parts import PartHeads
 from proxy.shared_head import shared_lines
@@ -32,9 +32,9 @@ log = logging.getLogger("trimtab.proxy")
 MAX_ANSWER_BYTES: Final = 1 << 30
 """A merged answer is held in memory, so it may not be larger."""
 
-_SHARED = frozenset({401, 402, 403, 404, 405, 429, 503})
+_SHARED: Final = frozenset({401, 402, 403, 404, 405, 429, 503})
 """Answers that say nothing about any item in particular: everybody gets them."""
-_ITEM_AT_FAULT = frozenset({400, 413, 422})
+_ITEM_AT_FAULT: Final = frozenset({400, 413, 422})
 _KINDS = {
     400: "invalid_request",
     401: "unauthorized",
@@ -47,7 +47,7 @@ _KINDS = {
     429: "rate_limited",
     503: "unavailable",
 }
-_REPLACED = (b"accept-encoding:", b"accept:")
+_REPLACED: Final = (b"accept-encoding:", b"accept:")
 
 
 def outcome_of(error: UpstreamError) -> Outcome:

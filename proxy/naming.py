@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from typing import Final
 
 from proxy.asking import Asking
 from proxy.incoming import Incoming
 from proxy.matching import Candidate
 from proxy.model_list import Listing, merged_listing
+from proxy.now import monotonic
 from proxy.outcome import BadInput, BodyTooLarge, NoRoute, NoUpstream, Refused
 from proxy.pool import Pool
 from proxy.upload import Begun, pieces

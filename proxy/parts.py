@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from typing import Final
 
 from proxy.headers import lines_of
 from proxy.wire.base import Reply
 
 __all__ = ["PartHeads"]
 
-_OF_THE_WHOLE = frozenset(
+_OF_THE_WHOLE: Final = frozenset(
     {
         b"accept-ranges", b"age", b"content-digest", b"content-disposition", b"content-encoding", b"content-location",
         b"content-md5", b"content-range", b"digest", b"etag", b"last-modified", b"link", b"location", b"repr-digest",
@@ -19,7 +20,7 @@ _OF_THE_WHOLE = frozenset(
     }
 )  # fmt: skip
 """Fields that speak about the upstream's whole answer or call, or to one caller only: none of a part's."""
-_OF_THE_SERVER = frozenset(
+_OF_THE_SERVER: Final = frozenset(
     {
         b"allow", b"alt-svc", b"cache-control", b"ce-source", b"ce-specversion", b"ce-type", b"content-language",
         b"content-security-policy", b"date", b"deprecation", b"expires", b"openai-organization", b"openai-version",
@@ -29,15 +30,15 @@ _OF_THE_SERVER = frozenset(
     }
 )  # fmt: skip
 """Fields that speak about the server, and say the same to everybody."""
-_FAMILIES = (b"access-control-", b"cross-origin-", b"ratelimit", b"x-ratelimit-")
-_TIMES = frozenset(
+_FAMILIES: Final = (b"access-control-", b"cross-origin-", b"ratelimit", b"x-ratelimit-")
+_TIMES: Final = frozenset(
     {
         b"openai-processing-ms", b"x-compute-time", b"x-envoy-upstream-service-time", b"x-inference-time",
         b"x-process-time", b"x-queue-time", b"x-response-time", b"x-runtime", b"x-tokenization-time", b"x-total-time",
     }
 )  # fmt: skip
 """How long the call took, which it did for each; nothing but a number."""
-_TIME = re.compile(rb"[0-9]+(?:\.[0-9]+)? *(?:m?s)?")
+_TIME: Final = re.compile(rb"[0-9]+(?:\.[0-9]+)? *(?:m?s)?")
 
 
 class PartHeads:

@@ -53,6 +53,9 @@ log = logging.getLogger("trimtab.proxy")
 
 Said = tuple[float, str, dict[str, Any], dict[str, Any], str]
 _KEPT_NOTES: Final = 32
+_NEVER: Final = Merging.NEVER
+_RECOGNISED: Final = Merging.RECOGNISED
+_VOUCHED: Final = Merging.VOUCHED
 
 
 class Pool:
@@ -280,17 +283,17 @@ class Pool:
     def merges(self, call: Call, target: str) -> bool:
         """Whether `call` to `target` is to share an upstream call with others."""
         merging = self.terms.merging(call.route)
-        if merging is Merging.VOUCHED and not self.trust.doubting:
+        if merging is _VOUCHED and not self.trust.doubting:
             return True
-        return merging is not Merging.NEVER and self.trust.merges(
-            call.route.name, target, self._clock.now(), vouched=merging is Merging.VOUCHED
+        return merging is not _NEVER and self.trust.merges(
+            call.route.name, target, self._clock.now(), vouched=merging is _VOUCHED
         )
 
     def answered_alone(
         self, endpoint: Endpoint, target: str, wire: WireFormat, call: Call, body: bytes, exchange: Exchange
     ) -> None:
         """Take the answer to a call that could have been merged, had its upstream been recognised."""
-        if exchange.status == 200 and self.terms.merging(call.route) is Merging.RECOGNISED:
+        if exchange.status == 200 and self.terms.merging(call.route) is _RECOGNISED:
             fields, now = exchange.fields.fields, self._clock.now()
             self.trust.looked_at(endpoint.name, target, wire, call, body, fields, now)
 
@@ -457,7 +460,7 @@ class Pool:
         """The merger closed a batch."""
         terms, members = self.terms, batch.members
         route = cast(MergeTurn, members[0]).call.route
-        vouched = terms.merging(route) is Merging.VOUCHED
+        vouched = terms.merging(route) is _VOUCHED
         self.runs.send(batch, pads=terms.pads, check_every=terms.check_merged_every, vouched=vouched)
 
     def _note(self, rule: str, before: Mapping[str, Any], after: Mapping[str, Any], text: str) -> None:

@@ -31,14 +31,14 @@ SHED_REASONS = (
 CLOSE_REASONS = tuple(reason.value for reason in ClosedBy)
 OTHER: Final = "other"
 """Stands for every label value beyond what the configuration and the code know."""
-SERVED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
-QUEUED = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
+SERVED: Final = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT})
+QUEUED: Final = frozenset({Result.OK, Result.FAILED, Result.TIMEOUT, Result.SHED, Result.CANCELLED})
 FOLLOW_UPS = ("kept", "away", "unknown")
 """What is known of the keeper of what a request refers to."""
 UPSTREAM_OUTCOMES = ("ok", "failed", "timeout", "overloaded", "wrong_model", "unauthorised", "rejected")
 """How a call can end for the upstream that was asked. `rejected` is what it holds against the request itself."""
-_OVERLOADED = frozenset({429, 503, 529})
-_UNAUTHORISED = frozenset({401, 403})
+_OVERLOADED: Final = frozenset({429, 503, 529})
+_UNAUTHORISED: Final = frozenset({401, 403})
 
 
 def upstream_outcome(result: Result, code: int, route: str) -> str:

@@ -19,6 +19,8 @@ __all__ = ["Drop", "Lane", "WaitQueue", "Waiting"]
 _KEPT_LATENESS: Final = 64
 """So many deadlines may be kept of those who left."""
 
+_NEVER: Final = float("inf")
+
 
 class Drop(StrEnum):
     """Why someone left the queue without being served."""
@@ -214,7 +216,7 @@ class WaitQueue:
         self.items += waiting.items
         self.tokens += waiting.tokens
         self._by_class[waiting.klass] = self._by_class.get(waiting.klass, 0) + 1
-        if waiting.deadline < inf:
+        if waiting.deadline < _NEVER:
             self._serial += 1
             heappush(self._lateness, (waiting.deadline, self._serial, waiting))
             if waiting.deadline < self._timer_at:

@@ -6,10 +6,10 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable
-from time import monotonic
 from typing import Final, Protocol
 
 from proxy.headers import RawHeaders, lines_of
+from proxy.now import monotonic
 from proxy.trailers import passable
 from proxy.upstream.exchange import Exchange
 from proxy.wire.base import Tap

@@ -7,15 +7,16 @@ aiohttp's handler contract asks for a response object; as everything has been wr
 from __future__ import annotations
 
 from http import HTTPStatus
+from typing import Final
 
 from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 __all__ = ["SENT_CLOSE", "SENT_KEEP", "head_bytes"]
 
-_PHRASES = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
+_PHRASES: Final = {status.value: status.phrase.encode("ascii") for status in HTTPStatus}
 _PHRASES[499] = b"Client Closed Request"
-_STATUS_LINES = {code: b"HTTP/1.1 %d %b\r\n" % (code, phrase) for code, phrase in _PHRASES.items()}
+_STATUS_LINES: Final = {code: b"HTTP/1.1 %d %b\r\n" % (code, phrase) for code, phrase in _PHRASES.items()}
 
 
 class _Sent(web.StreamResponse):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import monotonic
 
+from proxy.now import monotonic
 from proxy.upstream.endpoint import Endpoint
 
 __all__ = ["MergeSlots"]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from math import inf
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
@@ -17,6 +16,8 @@ __all__ = ["AffinityKey", "Ticket"]
 AffinityKey: TypeAlias = bytes | tuple[int, ...]
 """What ties a request to an upstream: the value of a header, or the chained hashes of its prompt's blocks."""
 
+_NEVER: Final = float("inf")
+_CANCELLED: Final = Result.CANCELLED
 _UNSENDABLE = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
@@ -73,7 +74,7 @@ class Ticket:
         self.call: Call | None = None
         self.job: Job | None = None
         self.tap: Tap | None = None
-        self.give_up = inf
+        self.give_up = _NEVER
         """When it stops waiting for its turn."""
         self.dispatched: float | None = None
         self.first_byte: float | None = None
@@ -90,7 +91,7 @@ class Ticket:
         """Whether the upstream said how many those were."""
         self.streamed = False
         self.upstream = ""
-        self.result = Result.CANCELLED
+        self.result = _CANCELLED
         self.code = 499
         self.reason = ""
         """Why it was refused; empty when it was not."""

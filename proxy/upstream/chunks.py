@@ -28,7 +28,7 @@ def _openings(longest: int) -> list[bytes]:
 
 
 _LONGEST: Final = 4096
-_OPENINGS = _openings(_LONGEST)
+_OPENINGS: Final = _openings(_LONGEST)
 """Events of streams are short; what is longer takes the way of many chunks."""
 
 

@@ -7,10 +7,10 @@ import socket
 import sys
 from collections.abc import Callable
 from math import inf
-from time import monotonic
 from typing import Final
 
 from proxy.headers import ResponseFields
+from proxy.now import monotonic
 from proxy.upstream.chunked import ChunkedBody
 from proxy.upstream.chunks import single_chunk, whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError

@@ -11,9 +11,9 @@ import ssl
 from collections import deque
 from math import inf
 from random import random
-from time import monotonic
 from typing import Final
 
+from proxy.now import monotonic
 from proxy.upstream.address import Address
 from proxy.upstream.connection import Connection
 from proxy.upstream.errors import Failure, UpstreamError

@@ -6,10 +6,10 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from http import HTTPStatus
-from time import monotonic
 from typing import Final, Protocol
 
 from proxy.headers import RawHeaders, ResponseFields
+from proxy.now import monotonic
 from proxy.upstream.address import Address
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.known_head import KnownHead
@@ -508,5 +508,5 @@ class Exchange:
             waiter.set_result(None)
 
 
-_OF_THE_STREAM = frozenset({b"content-type", b"cache-control", b"content-encoding", b"content-length"})
-_NO_FIELDS = ResponseFields(())
+_OF_THE_STREAM: Final = frozenset({b"content-type", b"cache-control", b"content-encoding", b"content-length"})
+_NO_FIELDS: Final = ResponseFields(())

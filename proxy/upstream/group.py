@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from time import monotonic, time
+from time import time
 from typing import Any, Final
 
 from proxy.headers import lines_of
 from proxy.lease import Lease
+from proxy.now import monotonic
 from proxy.ticket import AffinityKey
 from proxy.upstream.connection import Connection
 from proxy.upstream.endpoint import Endpoint
@@ -24,13 +25,13 @@ from proxy.wire.base import Repeat, Tap
 
 __all__ = ["ALL_CAUSES", "MOST_DEATHS", "OVERLOAD", "Group"]
 
-OVERLOAD = frozenset({429, 503, 529})
+OVERLOAD: Final = frozenset({429, 503, 529})
 """Answers that mean: not now."""
-_TURNED_AWAY = frozenset({401, 403, 404, 405})
+_TURNED_AWAY: Final = frozenset({401, 403, 404, 405})
 """Answers that may be this upstream's alone: it has another key, another model, another version."""
-ALL_CAUSES = frozenset({"connect", "overload", "refusal", "failure", "broken"})
+ALL_CAUSES: Final = frozenset({"connect", "overload", "refusal", "failure", "broken"})
 """What a second try may be made for."""
-_BROKEN_GATEWAY = frozenset({502, 504})
+_BROKEN_GATEWAY: Final = frozenset({502, 504})
 _CONTINUE_S: Final = 1.0
 """How long to wait for an upstream's 100 before the body is sent anyway (RFC 9110 section 10.1.1)."""
 

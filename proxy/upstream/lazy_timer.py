@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from time import monotonic
 from typing import Final
+
+from proxy.now import monotonic
 
 __all__ = ["LazyTimer"]
 

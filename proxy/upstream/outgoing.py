@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Sequence
 from hashlib import blake2b
-from typing import Protocol
+from typing import Final, Protocol
 
 from proxy.upstream.endpoint import Endpoint
 from proxy.wire.base import Call, Repeat, WireFormat
@@ -52,6 +52,7 @@ class Outgoing:
     """
 
     __slots__ = (
+        "_repeat",
         "authorization",
         "body",
         "call",
@@ -64,7 +65,6 @@ class Outgoing:
         "lines",
         "method",
         "named",
-        "repeat",
         "replayable",
         "target",
         "trailer",
@@ -95,8 +95,7 @@ class Outgoing:
         """The caller's credential, passed on unless the endpoint has one of its own or strips it."""
         self.replayable = replayable
         """Whether it is held, and may be sent again as long as no upstream has acted on it."""
-        self.repeat: int = Repeat.FREELY if replayable else Repeat.NEVER
-        """Whether it may be sent again after an upstream may have acted on it: a value of `Repeat`."""
+        self._repeat: int = Repeat.FREELY if replayable else Repeat.NEVER
         self.call: Call | None = None
         """What it asks, where a wire format understood that."""
         self.wire: WireFormat | None = None
@@ -122,7 +121,25 @@ class Outgoing:
         """Take note of what a wire format understood of it."""
         self.wire = wire
         self.call = call
-        self.repeat = wire.repeat(call)
+        self._repeat = _UNASKED
+
+    @property
+    def repeat(self) -> int:
+        """Whether it may be sent again after an upstream may have acted on it: a value of `Repeat`."""
+        repeat = self._repeat
+        if repeat == _UNASKED:
+            assert self.wire is not None
+            assert self.call is not None
+            repeat = self._repeat = self.wire.repeat(self.call)
+        return repeat
+
+    @repeat.setter
+    def repeat(self, repeat: int) -> None:
+        self._repeat = repeat
+
+    def decide_repeat(self) -> None:
+        """Find out whether it may be sent again, while what was parsed is there."""
+        self._repeat = self.repeat
 
     def mark(self) -> str:
         """Return under which name it is remembered that streams of this kind end with a mark."""
@@ -226,7 +243,9 @@ def _short(credential: bytes) -> bytes:
     return blake2b(credential, digest_size=32).digest()
 
 
+_UNASKED: Final = -1
+"""Stands for what the wire format says, which nobody asks before something fails."""
 _STATE = ("previous_response_id", "conversation")
 """Fields that name what only the upstream that made it knows."""
-_CREDENTIALS = (b"x-api-key:", b"api-key:")
-_BODILESS = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})
+_CREDENTIALS: Final = (b"x-api-key:", b"api-key:")
+_BODILESS: Final = frozenset({b"GET", b"HEAD", b"OPTIONS", b"DELETE", b"TRACE"})

@@ -15,8 +15,8 @@ from proxy.wire.tail import TailTap, count, last_object, last_scalar
 
 __all__ = ["Anthropic"]
 
-MESSAGES = Route("messages")
-COUNT_TOKENS = Route("messages.count_tokens", queued=False, generates=False, pure=True)
+MESSAGES: Final = Route("messages")
+COUNT_TOKENS: Final = Route("messages.count_tokens", queued=False, generates=False, pure=True)
 
 _ERROR_TYPES = {
     400: "invalid_request_error",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import Any, ClassVar, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -82,24 +82,35 @@ class Repeat:
     """Always: the answer is a function of the request, and cheap."""
 
 
-class Route(NamedTuple):
-    """One operation of a protocol."""
+class Route:
+    """One operation of a protocol. There is one object of each; nobody changes one."""
 
-    name: str
-    """A bounded label for metrics, e.g. `chat.completions`."""
-    inspect: bool = True
-    """Whether the body is read and parsed; otherwise it is relayed as it comes."""
-    queued: bool = True
-    """Whether it is accelerator work that waits its turn; listings and health checks do not."""
-    generates: bool = True
-    """Whether the answer grows token by token; embeddings, scores and listings do not."""
-    auto_merge: bool = False
-    """Whether the protocol itself defines its calls as lists of independent items, so that calls with equal keys may
-    merge under `dispatch: auto` at a server that speaks it. Where that needs the operator's word (a first dimension
-    that is a batch, a reranker that scores documents one by one), only under `dispatch: merge`."""
-    pure: bool = False
-    """Whether the answer is a function of the request alone and nothing is kept of it, so that asking twice does no
-    harm and costs little."""
+    __slots__ = ("auto_merge", "generates", "inspect", "name", "pure", "queued")
+
+    def __init__(
+        self,
+        name: str,
+        inspect: bool = True,
+        queued: bool = True,
+        generates: bool = True,
+        auto_merge: bool = False,
+        pure: bool = False,
+    ) -> None:
+        self.name = name
+        """A bounded label for metrics, e.g. `chat.completions`."""
+        self.inspect = inspect
+        """Whether the body is read and parsed; otherwise it is relayed as it comes."""
+        self.queued = queued
+        """Whether it is accelerator work that waits its turn; listings and health checks do not."""
+        self.generates = generates
+        """Whether the answer grows token by token; embeddings, scores and listings do not."""
+        self.auto_merge = auto_merge
+        """Whether the protocol itself defines its calls as lists of independent items, so that calls with equal keys
+        may merge under `dispatch: auto` at a server that speaks it. Where that needs the operator's word (a first
+        dimension that is a batch, a reranker that scores documents one by one), only under `dispatch: merge`."""
+        self.pure = pure
+        """Whether the answer is a function of the request alone and nothing is kept of it, so that asking twice does
+        no harm and costs little."""
 
 
 @dataclass(slots=True, init=False)

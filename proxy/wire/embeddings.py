@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -15,7 +15,7 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["cut_vectors", "is_embeddings", "split_embeddings"]
 
-_GAP = orjson.Fragment(b"\0")
+_GAP: Final = orjson.Fragment(b"\0")
 """Marks where something is to be filled in: text never brings a NUL along, for JSON escapes it."""
 
 

@@ -28,7 +28,7 @@ _PLAIN_MEMBERS: Final = frozenset(
 """Names inside other fields that say nothing about an input."""
 DEPTH: Final = 4
 """Words are looked for so deep; what goes on below has them."""
-_VERSION = re.compile(r"v?[0-9]+(?:\.[0-9]+)*")
+_VERSION: Final = re.compile(r"v?[0-9]+(?:\.[0-9]+)*")
 
 
 def check_shared(envelope: dict[str, Any], known: Collection[str]) -> None:

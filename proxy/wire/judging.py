@@ -24,8 +24,8 @@ def judge_whole(wire: WireFormat, call: Call, content_type: str, body: bytes) ->
     """
     size = len(body)
     if size > 1 and ((body[0] == 0x7B and body[size - 1] == 0x7D) or (body[0] == 0x5B and body[size - 1] == 0x5D)):
-        # The usual case.
-        return None if body.find(b'"error"') < 0 else wire.fault(call, body)
+        # The usual case. This is the quickest way to look for something: `find` reads its arguments slowly.
+        return wire.fault(call, body) if body.partition(b'"error"')[1] else None
     if body.find(b'"error"') >= 0 and (fault := wire.fault(call, body)) is not None:
         return fault
     kind = content_type[:32].lower()

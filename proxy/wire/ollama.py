@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -21,11 +21,11 @@ from proxy.wire.vectors import load_rows
 
 __all__ = ["Ollama"]
 
-GENERATE = Route("ollama.generate")
-CHAT = Route("ollama.chat")
-EMBED = Route("ollama.embed", generates=False, auto_merge=True, pure=True)
-EMBEDDINGS = Route("ollama.embeddings", generates=False, pure=True)
-MODELS = Route("models", inspect=False, queued=False, generates=False)
+GENERATE: Final = Route("ollama.generate")
+CHAT: Final = Route("ollama.chat")
+EMBED: Final = Route("ollama.embed", generates=False, auto_merge=True, pure=True)
+EMBEDDINGS: Final = Route("ollama.embeddings", generates=False, pure=True)
+MODELS: Final = Route("models", inspect=False, queued=False, generates=False)
 
 _POST = {"/api/generate": GENERATE, "/api/chat": CHAT, "/api/embed": EMBED, "/api/embeddings": EMBEDDINGS}
 _TIMES = ("total_duration", "load_duration")

@@ -23,14 +23,14 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["OpenAI"]
 
-CHAT = Route("chat.completions")
-COMPLETIONS = Route("completions")
-EMBEDDINGS = Route("embeddings", generates=False, auto_merge=True, pure=True)
-RESPONSES = Route("responses")
-SCORES = Route("scores", generates=False, pure=True)
-MODELS = Route("models", inspect=False, queued=False, generates=False)
+CHAT: Final = Route("chat.completions")
+COMPLETIONS: Final = Route("completions")
+EMBEDDINGS: Final = Route("embeddings", generates=False, auto_merge=True, pure=True)
+RESPONSES: Final = Route("responses")
+SCORES: Final = Route("scores", generates=False, pure=True)
+MODELS: Final = Route("models", inspect=False, queued=False, generates=False)
 
-_POST = {
+_POST: Final = {
     "/chat/completions": CHAT,
     "/completions": COMPLETIONS,
     "/embeddings": EMBEDDINGS,
@@ -39,15 +39,15 @@ _POST = {
     "/classify": SCORES,
     "/pooling": SCORES,
 }
-_V1 = {"/v1" + path: route for path, route in _POST.items()}
-_PREFIX = re.compile(r"|.*/v[0-9]+(?:beta)?|(?:/.*)?/openai(?:/.*)?")
+_V1: Final = {"/v1" + path: route for path, route in _POST.items()}
+_PREFIX: Final = re.compile(r"|.*/v[0-9]+(?:beta)?|(?:/.*)?/openai(?:/.*)?")
 """What may stand before an operation: nothing, a version under any prefix, an Azure-style deployment."""
 
 MAX_SEQUENCES: Final = 128
 """The most sequences one request counts as, however large its `n` is."""
 
 # Fields under which completions of a list are not simply the completions of its members.
-_UNMERGEABLE = ("n", "best_of", "seed", "suffix", "prompt_embeds", "use_beam_search", "stream_options")
+_UNMERGEABLE: Final = ("n", "best_of", "seed", "suffix", "prompt_embeds", "use_beam_search", "stream_options")
 
 _ERROR_TYPES = {
     400: "invalid_request_error",

@@ -16,7 +16,7 @@ __all__ = ["ChatTap", "CompletionTap", "ResponsesTap"]
 
 _TERMINAL = (b"response.completed", b"response.incomplete", b"response.failed", b"error")
 _FAILED = (b"response.failed", b"error")
-_TYPE = re.compile(rb'"type"\s*:\s*"([a-z_.]+)"')
+_TYPE: Final = re.compile(rb'"type"\s*:\s*"([a-z_.]+)"')
 _USAGE: Final = b'"usage"'
 _REASON: Final = b'"finish_reason"'
 _NO_REASON: Final = b'"finish_reason":null'

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import orjson
 
 from proxy.wire.base import Reply, Route, WireFormat
 
 __all__ = ["OPAQUE", "RELAY", "UNREAD", "Opaque", "Passthrough", "is_idle"]
 
-RELAY = Route("relay", inspect=False, queued=False, generates=False)
+RELAY: Final = Route("relay", inspect=False, queued=False, generates=False)
 """Requests that are passed on without being read or queued."""
 
-OPAQUE = Route("opaque", inspect=False, generates=False)
+OPAQUE: Final = Route("opaque", inspect=False, generates=False)
 """POSTs that no format claims: passed on unread, and work that waits its turn where a pool bounds that."""
 
-UNREAD = Route("unread", inspect=False, generates=False)
+UNREAD: Final = Route("unread", inspect=False, generates=False)
 """What a claimed path was sent with a body that is not its protocol's: passed on as it came, under this name."""
 
-_IDLE = frozenset(
+_IDLE: Final = frozenset(
     {
         "/abort", "/api/blobs", "/api/copy", "/api/create", "/api/delete", "/api/pull", "/api/push", "/api/show",
         "/apply-template", "/decode", "/detokenize", "/flush_cache", "/get_tokenizer_info", "/load_lora_adapter",

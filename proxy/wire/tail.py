@@ -21,8 +21,8 @@ BEGUN: Final = 2_048
 ATTEMPTS: Final = 8
 """How many members of the name are tried, from the last one back: an adversarial answer must not cost much."""
 
-_BRACES = re.compile(rb"[{}]")
-_SCALAR = re.compile(rb'("(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*)')
+_BRACES: Final = re.compile(rb"[{}]")
+_SCALAR: Final = re.compile(rb'("(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*)')
 _BACKSLASH: Final = 0x5C
 _COLON: Final = 0x3A
 _COMMA: Final = 0x2C
@@ -39,11 +39,11 @@ class TailTap(Tap):
     finds real members only. A compressed answer holds none and counts nothing.
     """
 
-    __slots__ = ("_begun", "_pieces", "_read", "_size")
+    __slots__ = ("_begun", "_pieces", "_size", "_with")
 
     def __init__(self, read: Callable[[bytes], Usage] | None = None) -> None:
         """`read` finds the counts in the tail; without it, OpenAI's names are looked for."""
-        self._read = read or read_usage
+        self._with = read
         self._begun = b""
         """The first BEGUN bytes, once something has been forgotten."""
         self._pieces: list[bytes] = []
@@ -64,6 +64,9 @@ class TailTap(Tap):
         """Return the last KEPT bytes, or all when there are fewer."""
         return b"".join(self._pieces)[-KEPT:]
 
+    def _found(self, data: bytes) -> Usage:
+        return read_usage(data) if self._with is None else self._with(data)
+
     def usage(self) -> Usage:
         """Return the counts that the end of the answer holds, or where it holds none its beginning.
 
@@ -71,11 +74,11 @@ class TailTap(Tap):
         """
         pieces = self._pieces
         if len(pieces) == 1 and self._size <= KEPT and not self._begun:
-            return self._read(pieces[0])
+            return self._found(pieces[0])
         kept = b"".join(pieces)
-        found = self._read(kept[-KEPT:])
+        found = self._found(kept[-KEPT:])
         if found.prompt_tokens is None and found.output_tokens is None:
-            begun = self._read(self._begun or kept[:BEGUN])
+            begun = self._found(self._begun or kept[:BEGUN])
             return Usage(begun.prompt_tokens, begun.output_tokens, found.finish_reason or begun.finish_reason)
         return found
 

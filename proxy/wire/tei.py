@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -18,9 +18,9 @@ from proxy.wire.vectors import load_rows
 
 __all__ = ["TEI"]
 
-EMBED = Route("tei.embed", generates=False, auto_merge=True, pure=True)
-RERANK = Route("tei.rerank", generates=False, auto_merge=True, pure=True)
-PREDICT = Route("tei.predict", generates=False, auto_merge=True, pure=True)
+EMBED: Final = Route("tei.embed", generates=False, auto_merge=True, pure=True)
+RERANK: Final = Route("tei.rerank", generates=False, auto_merge=True, pure=True)
+PREDICT: Final = Route("tei.predict", generates=False, auto_merge=True, pure=True)
 
 _FIELDS = frozenset({b"x-compute-type", b"x-inference-time"})
 _POST = {"/embed": EMBED, "/embed_all": EMBED, "/embed_sparse": EMBED, "/rerank": RERANK, "/predict": PREDICT}

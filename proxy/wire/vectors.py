@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -15,11 +15,11 @@ Rows = list[Any]
 """One entry per item: an `orjson.Fragment` of its own bytes, or a parsed value."""
 
 
-_NUMBERS = frozenset({int, float})
-_OPENING = re.compile(rb"\s*:\s*\[")
-_FIRST_ROW = re.compile(rb"\s*\[")
-_NEXT_ROW = re.compile(rb"\s*,\s*\[")
-_END = re.compile(rb"\s*\]")
+_NUMBERS: Final = frozenset({int, float})
+_OPENING: Final = re.compile(rb"\s*:\s*\[")
+_FIRST_ROW: Final = re.compile(rb"\s*\[")
+_NEXT_ROW: Final = re.compile(rb"\s*,\s*\[")
+_END: Final = re.compile(rb"\s*\]")
 
 
 def load_reply(body: bytes) -> dict[str, Any]:
