@@ -196,23 +196,30 @@ class Naming(Asking):
             body = await self._whole_body(incoming)
             named = in_part(kind, body, whole=True)
             return [] if named is None else [named]
-        parts = bytearray()
+        parts: list[bytes] = []
+        size = 0
+        window = b""
         named = None
         rest = pieces(incoming, limits.body_timeout_s, limits.min_rate_bytes)
         async for piece in rest:
             self._hold(len(piece))
-            start = max(0, len(parts) - LOOK_BACK)
-            parts += piece
-            if len(parts) > limits.max_body_bytes:
+            parts.append(piece)
+            size += len(piece)
+            if size > limits.max_body_bytes:
                 raise Refused(BodyTooLarge(limits.max_body_bytes))
-            named = in_part(kind, parts, start)
+            window = window[-LOOK_BACK:] + piece
+            named = in_part(kind, window)
             if named is not None:
                 break
         else:
-            named = in_part(kind, parts, max(0, len(parts) - LOOK_BACK), whole=True)
-        first = bytes(parts) if len(parts) < _COPIED_APART else await asyncio.to_thread(bytes, parts)
+            named = in_part(kind, window, whole=True)
+        async with self.service.joining:
+            first = b"".join(parts) if size < _COPIED_APART else await asyncio.to_thread(b"".join, parts)
         self.begun = Begun(first, rest, Repeats())
-        return [] if named is None else [named]
+        if named is None:
+            return []
+        before = size - len(window)
+        return [Named(named.name, named.place, named.start + before, named.end + before)]
 
     def _pinned(self, candidates: tuple[Candidate, ...], names: list[Named], path: str, model: str) -> Candidate:
         """Return the candidate that serves the one model that is named. Raises Unclear and Refused."""
