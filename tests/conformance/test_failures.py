@@ -301,6 +301,8 @@ async def test_poison_that_fails_everywhere_starves_nobody() -> None:
         (answer(b'{"error":{"message":"x"}}', status=415), "rejected"),
         (Script([], True), "failed"),
         (chunked([*CHAT_STREAM.pieces[:2], CHAT_STREAM.event]), "failed"),
+        (chunked(CHAT_STREAM.pieces[:2], ends=False), "failed"),
+        (answer(b"{", length=9), "failed"),
     ],
 )
 async def test_how_calls_end_is_told_apart(script: Script, outcome: str) -> None:
