@@ -100,6 +100,9 @@ class HeadReader:
         if self._refused:
             if end >= 0:
                 self._read_again(b"".join([*self._pieces, piece]))
+            elif _ends_lines_otherwise(seam, piece):
+                # Its lines end in another way: the end that is waited for may never come.
+                raise MalformedError(self._refused)
         elif self._ended != (end >= 0):
             raise MalformedError("it is not clear where the head ends")
         if end < 0:
@@ -203,6 +206,13 @@ def put_right(head: bytes) -> bytes:
             length = value
         kept.append(name + colon + value)
     return b"\r\n".join(kept) + _END
+
+
+def _ends_lines_otherwise(seam: bytes, piece: bytes) -> bool:
+    """Tell whether a line of `piece`, behind `seam`, ends in a line feed alone."""
+    if seam[-1:] == b"\r":
+        piece = b"\r" + piece
+    return piece.count(b"\n") != piece.count(b"\r\n")
 
 
 def _end_of(seam: bytes, data: bytes, start: int) -> int:

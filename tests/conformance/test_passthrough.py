@@ -202,3 +202,11 @@ async def test_an_answers_fields_that_contradict_each_other_are_no_answer(what: 
     script = {"/": [b"HTTP/1.1 200 OK\r\n" + CONTRADICTING[what] + b"\r\nhello"]}
     async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
         assert (await client.ask("POST", "/")).status == 502
+
+
+@pytest.mark.parametrize("head", ["HTTP/1.1 200 OK\n", "HTTP/1.1 200 OK\r\n", "HTTP/1.1 200 OK\r\nX-A : one\r\n"])
+async def test_an_answer_whose_lines_end_in_their_own_way_is_refused_at_once(head: str) -> None:
+    """What may be put right is waited for to its end; this has none."""
+    script = {"/": [head.encode() + b"Content-Length: 5\n\nhello"]}
+    async with LiteralUpstream(script) as up, Stack(up.url) as stack, RawClient(stack.port) as client:
+        assert (await client.ask("POST", "/")).status == 502
