@@ -6,17 +6,17 @@ import socket
 from collections.abc import Callable, Mapping
 
 from controller.loop import PoolController
+from proxy.admin.steering import Steering
 from proxy.clock import Clock
+from proxy.config.certificates import renew
 from proxy.config.model import Config, PoolConfig
-from proxy.gauges import PoolGauges
-from proxy.hooks import Hooks
-from proxy.lifecycle import Lifecycle
+from proxy.dispatch.lengths import kept_predictors
+from proxy.dispatch.pool import Pool
+from proxy.observe.gauges import PoolGauges
+from proxy.observe.hooks import Hooks
+from proxy.observe.predictor_gauges import PredictorMetrics
 from proxy.plane import DataPlane
-from proxy.pool import Pool
-from proxy.prediction import kept_predictors
-from proxy.predictor_metrics import PredictorMetrics
-from proxy.steering import Steering
-from proxy.tls import renew
+from proxy.serving.lifecycle import Lifecycle
 
 __all__ = ["Proxy"]
 

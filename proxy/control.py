@@ -6,8 +6,8 @@ from typing import Protocol
 
 from controller.loop import PoolController
 from proxy.config.model import PoolConfig
-from proxy.hooks import Hooks
-from proxy.pool import Pool
+from proxy.dispatch.pool import Pool
+from proxy.observe.hooks import Hooks
 
 __all__ = ["Control"]
 

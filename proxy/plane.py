@@ -13,28 +13,28 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from controller.loop import PoolController
-from proxy import logs
-from proxy.access_log import AccessLog
+from proxy.access.keys import Keyring
 from proxy.clock import Clock, Timer
+from proxy.config.certificates import fingerprint, renew, server_context
+from proxy.config.difference import keeps_controller, needs_new_pool
+from proxy.config.memory import allowed_bytes
 from proxy.config.model import Config, PoolConfig
 from proxy.config.share import WHOLE, Share
 from proxy.control import Control
-from proxy.cors import Cors
-from proxy.descriptors import let_in
-from proxy.handler import Handler
-from proxy.incoming import Limits
-from proxy.keys import Keyring
-from proxy.lifecycle import Lifecycle
-from proxy.matching import RouteTable
-from proxy.memory import allowed_bytes
-from proxy.metrics import Metrics
-from proxy.pool import Pool
-from proxy.reload import keeps_controller, needs_new_pool
-from proxy.server import DataServer, ServerLimits
-from proxy.tls import fingerprint, renew, server_context
+from proxy.dispatch.pool import Pool
+from proxy.http.cors import Cors
+from proxy.http.descriptors import let_in
+from proxy.http.incoming import Limits
+from proxy.http.server import DataServer, ServerLimits
+from proxy.observe import logs
+from proxy.observe.access_log import AccessLog
+from proxy.observe.metrics import Metrics
+from proxy.serving.handler import Handler
+from proxy.serving.lifecycle import Lifecycle
+from proxy.serving.routes import RouteTable
 
 if TYPE_CHECKING:
-    from proxy.tracing import Tracing
+    from proxy.observe.tracing import Tracing
 
 __all__ = ["DataPlane", "Prepared", "in_force"]
 
@@ -302,7 +302,7 @@ def _tracing(config: Config) -> Tracing | None:
     """Return who follows requests; None, without importing anything, where nobody shall."""
     if not config.tracing.enabled:
         return None
-    from proxy.tracing import Tracing, exporter_for
+    from proxy.observe.tracing import Tracing, exporter_for
 
     return Tracing(config.tracing, exporter_for(config.tracing))
 

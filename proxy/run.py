@@ -14,12 +14,12 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from proxy.admin.steering import Steering
 from proxy.app import Proxy
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config
-from proxy.notify import Notifier
-from proxy.steering import Steering
-from proxy.watchdog import Watchdog
+from proxy.process.notify import Notifier
+from proxy.process.watchdog import Watchdog
 
 __all__ = ["Signals", "calm_collector", "reload", "run_loop", "serve"]
 

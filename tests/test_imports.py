@@ -65,3 +65,124 @@ def test_importing_the_proxy_stays_light(module: str) -> None:
     code = f"import sys, {module}; print([m for m in {HEAVY!r} if m in sys.modules])"
     out = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert out.stdout.strip() == "[]"
+
+
+# -- rooms and circles -------------------------------------------------------------------------------------------
+
+FLOORS = (
+    ("cli",),
+    ("workers",),
+    ("run",),
+    ("app",),
+    ("process",),
+    ("plane",),
+    ("control",),
+    ("admin",),
+    ("serving",),
+    ("state",),
+    ("dispatch",),
+    ("upstream",),
+    ("access",),
+    ("observe",),
+    ("http",),
+    ("pool_view",),
+    ("outcome",),
+    ("request",),
+    ("config",),
+    ("wire",),
+    ("compiled",),
+    ("clock", "now", "trace"),
+)
+"""Rooms of the proxy (folders, and files at its root), top floor first: each knows those below, and none above."""
+LONG = {
+    "proxy/upstream/connection.py": "one state machine over one socket, which a split would only scatter",
+    "proxy/dispatch/pool.py": "to be divided",
+    "proxy/http/headers.py": "to be divided",
+    "proxy/http/protocol.py": "to be divided",
+    "proxy/outcome.py": "to be divided",
+    "proxy/serving/flight.py": "to be divided",
+    "proxy/upstream/exchange.py": "to be divided",
+    "proxy/upstream/group.py": "to be divided",
+    "proxy/wire/outline.py": "to be divided",
+    "controller/loop.py": "to be divided",
+}
+"""Files above 400 lines, and why."""
+MAX_LINES = 400
+
+
+def imported_modules() -> dict[str, set[str]]:
+    """For each of our modules those of ours that it imports, lazily and for types included."""
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in MAY_IMPORT
+        for path in sorted((ROOT / package).rglob("*.py"))
+    }
+    found: dict[str, set[str]] = {}
+    for module, path in files.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                names.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                names.update(name if name in files else node.module for name in inner)
+        found[module] = {name for name in names if name in files} - {module}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Return the sets of modules that import each other in a circle."""
+    reached: dict[str, set[str]] = {}
+    for start in graph:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            for name in graph[todo.pop()] - seen:
+                seen.add(name)
+                todo.append(name)
+        reached[start] = seen
+    found: list[set[str]] = []
+    for module in graph:
+        if module in reached[module] and not any(module in each for each in found):
+            found.append({other for other in reached[module] if module in reached[other]})
+    return found
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == [{"b", "c"}]
+    assert circles(imported_modules()) == []
+
+
+def test_rooms_of_the_proxy_import_only_downwards() -> None:
+    floor = {room: index for index, rooms in enumerate(FLOORS) for room in rooms}
+
+    def room(module: str) -> str:
+        return module.split(".")[1]
+
+    graph = {
+        module: {name for name in names if name.startswith("proxy.")}
+        for module, names in imported_modules().items()
+        if module.startswith("proxy.")
+    }
+    assert {room(module) for module in graph} == set(floor), "each room has its floor"
+    wrong = {
+        f"{module} imports {name}"
+        for module, names in graph.items()
+        for name in names
+        if room(module) != room(name) and floor[room(name)] <= floor[room(module)]
+    }
+    assert wrong == set()
+
+
+def test_the_root_of_the_proxy_stays_small() -> None:
+    assert len(list((ROOT / "proxy").glob("*.py"))) <= 12
+
+
+def test_long_files_are_named_with_their_reason() -> None:
+    long = {
+        str(path.relative_to(ROOT))
+        for package in MAY_IMPORT
+        for path in (ROOT / package).rglob("*.py")
+        if len(path.read_text().splitlines()) > MAX_LINES
+    }
+    assert long == set(LONG), "divide what has grown, and strike what has shrunk"

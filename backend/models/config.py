@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,10 @@ from typing import Any, Literal
 from backend.models.errors import ModelError
 from backend.models.rope_config import RopeConfig
 
-__all__ = ["LayerConfig", "ModelConfig", "parse_config", "read_json"]
+__all__ = ["Activation", "LayerConfig", "ModelConfig", "read_json"]
+
+Activation = Literal["silu", "gelu_tanh"]
+"""What gates a feed-forward layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,29 +74,6 @@ class ModelConfig:
     def windows(self) -> tuple[int | None, ...]:
         """The distinct sliding windows of the layers, in order of first use."""
         return tuple(dict.fromkeys(layer.window for layer in self.layers))
-
-
-def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """Turn the contents of a config.json into a ModelConfig.
-
-    Raises:
-        ModelError: an unsupported architecture, quantisation, activation or rope type, or a missing key.
-    """
-    from backend.models.families import find_family
-
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(
-            f"config.json: quantisation {method!r} is not supported; use the unquantised checkpoint or a GGUF"
-        )
-    family = find_family(raw)
-    config = family.parse(raw)
-    if config.num_heads % config.num_kv_heads:
-        raise ModelError(
-            f"config.json: num_attention_heads {config.num_heads} is not a multiple of "
-            f"num_key_value_heads {config.num_kv_heads}"
-        )
-    return config
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
-from backend.models.config import LayerConfig, ModelConfig
+from backend.models.config import Activation, LayerConfig, ModelConfig
 from backend.models.errors import ModelError
 from backend.models.rope_config import RopeConfig, parse_rope
 
-__all__ = ["FAMILIES", "Family", "find_family", "find_gguf_family"]
+__all__ = ["FAMILIES", "Family", "find_family", "find_gguf_family", "parse_config"]
 
-_ACTIVATIONS: dict[str, Literal["silu", "gelu_tanh"]] = {
+_ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
@@ -61,7 +61,7 @@ def _need(raw: Mapping[str, Any], key: str, default: Any = None) -> Any:
     return value
 
 
-def _activation(raw: Mapping[str, Any], default: str) -> Literal["silu", "gelu_tanh"]:
+def _activation(raw: Mapping[str, Any], default: str) -> Activation:
     name = raw.get("hidden_activation") or raw.get("hidden_act") or default
     if name not in _ACTIVATIONS:
         raise ModelError(f"config.json: activation {name!r} is not supported (supported: {', '.join(_ACTIVATIONS)})")
@@ -256,3 +256,24 @@ def find_gguf_family(arch: str) -> Family:
             return family
     known = ", ".join(family.gguf_arch for family in FAMILIES if family.gguf_arch)
     raise ModelError(f"general.architecture {arch!r} is not supported (supported: {known})")
+
+
+def parse_config(raw: Mapping[str, Any]) -> ModelConfig:
+    """Turn the contents of a config.json into a ModelConfig.
+
+    Raises:
+        ModelError: an unsupported architecture, quantisation, activation or rope type, or a missing key.
+    """
+    if raw.get("quantization_config"):
+        method = raw["quantization_config"].get("quant_method", "unknown")
+        raise ModelError(
+            f"config.json: quantisation {method!r} is not supported; use the unquantised checkpoint or a GGUF"
+        )
+    family = find_family(raw)
+    config = family.parse(raw)
+    if config.num_heads % config.num_kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads {config.num_heads} is not a multiple of "
+            f"num_key_value_heads {config.num_kv_heads}"
+        )
+    return config

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch.nn.functional import gelu, rms_norm, silu
 
+from backend.models.config import Activation
 from backend.models.rope import rotate
 from backend.native.kernels import DTYPES, load_kernels
 
-__all__ = ["Activation", "Ops", "TorchOps", "choose_ops"]
-
-Activation = Literal["silu", "gelu_tanh"]
+__all__ = ["Ops", "TorchOps", "choose_ops"]
 
 
 class Ops(Protocol):

@@ -10,7 +10,7 @@ import torch
 import triton
 import triton.language as tl
 
-from backend.models.ops import Activation
+from backend.models.config import Activation
 
 __all__ = ["TritonOps"]
 

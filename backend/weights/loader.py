@@ -8,10 +8,10 @@ from pathlib import Path
 import torch
 
 from backend.models.build import build_decoder
-from backend.models.config import ModelConfig, parse_config, read_json
+from backend.models.config import ModelConfig, read_json
 from backend.models.decoder import Decoder
 from backend.models.errors import ModelError
-from backend.models.families import find_family
+from backend.models.families import find_family, parse_config
 from backend.tokenizer import Tokenizer
 from backend.weights.gguf_config import gguf_config
 from backend.weights.gguf_file import GGUFFile

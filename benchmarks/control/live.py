@@ -37,12 +37,12 @@ from controller.verdict import Choice, Verdict
 from policies.base import Job
 from proxy.clock import LoopClock
 from proxy.config.model import Config
-from proxy.handler import Handler
-from proxy.incoming import Limits
-from proxy.lifecycle import Lifecycle
-from proxy.matching import RouteTable
-from proxy.pool import Pool
-from proxy.server import DataServer
+from proxy.dispatch.pool import Pool
+from proxy.http.incoming import Limits
+from proxy.http.server import DataServer
+from proxy.serving.handler import Handler
+from proxy.serving.lifecycle import Lifecycle
+from proxy.serving.routes import RouteTable
 
 __all__ = ["DAYS", "live_bars"]
 

@@ -13,7 +13,7 @@ import logging
 from typing import Any
 
 from benchmarks.bars import Bar
-from proxy.keepers import MOST_IDS
+from proxy.upstream.keepers import MOST_IDS
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient
 from tests.support.stateful_upstream import StatefulUpstream

@@ -47,11 +47,11 @@ class Probe:
 def main() -> int:
     """Serve until a signal ends it."""
     activate()
+    from proxy.cli.sockets import bind
     from proxy.config.load import Override
     from proxy.config.model import Config
-    from proxy.descriptors import needed, raise_limit
+    from proxy.http.descriptors import needed, raise_limit
     from proxy.run import run_loop, serve
-    from proxy.sockets import bind
 
     settings: dict[str, Any] = {"upstreams": [sys.argv[1]], "state": {"enabled": False}, "log": {"level": "error"}}
     for setting in sys.argv[2:]:

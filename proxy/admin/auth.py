@@ -15,7 +15,7 @@ from proxy.admin.pages import is_page
 from proxy.admin.problem import ApiError
 from proxy.admin.requests import HOLDER
 from proxy.config.model import AdminConfig, is_loopback
-from proxy.target import is_authority
+from proxy.http.target import is_authority
 
 __all__ = ["OPEN_PATHS", "guard"]
 

@@ -9,7 +9,7 @@ from controller.decision import Decision
 from controller.observation import Observation
 from proxy.clock import Clock
 from proxy.config.model import Config
-from proxy.metrics import Metrics
+from proxy.observe.metrics import Metrics
 from proxy.pool_view import PoolView
 
 if TYPE_CHECKING:

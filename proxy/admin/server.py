@@ -22,10 +22,10 @@ from proxy.admin.problem import ApiError, problem_body, problem_response
 from proxy.admin.requests import actor_of
 from proxy.admin.system import SystemApi
 from proxy.admin.trials import TrialsApi
+from proxy.config.certificates import server_context
 from proxy.config.model import AdminConfig
-from proxy.doorstep import Doorstep, Patience
-from proxy.reply import head_bytes
-from proxy.tls import server_context
+from proxy.http.doorstep import Doorstep, Patience
+from proxy.http.reply import head_bytes
 
 __all__ = ["GROUPS", "AdminServer", "make_app"]
 

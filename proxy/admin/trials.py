@@ -11,6 +11,7 @@ from aiohttp import web
 
 from controller.experiment import Arm
 from controller.loop import PoolController
+from controller.simulator.whatif import Settings, TooLittle, ask, frame
 from controller.slo import SLO
 from proxy.admin.base import Group, answer
 from proxy.admin.changes import KNOBS, check_bounds
@@ -20,7 +21,6 @@ from proxy.admin.requests import read_body, require_match
 from proxy.admin.schemas import ExperimentIn, ShadowIn, WhatIfIn, WhatIfOut
 from proxy.admin.views import etag, merged_slo
 from proxy.pool_view import PoolView
-from proxy.whatif import Settings, TooLittle, ask, frame
 
 __all__ = ["TrialsApi"]
 

@@ -77,7 +77,7 @@ def hash_key() -> None:
     """
     import sys
 
-    from proxy.keys import hash_key as hash_of
+    from proxy.access.keys import hash_key as hash_of
 
     by_hand = sys.stdin.isatty()
     key = (click.prompt("API key", hide_input=True, err=True) if by_hand else sys.stdin.readline()).strip()

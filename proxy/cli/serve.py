@@ -14,7 +14,7 @@ from proxy.cli.options import config_file_option, die, find_file, read_config, s
 from proxy.config.errors import ConfigError
 from proxy.config.load import Override, load
 from proxy.config.model import Config
-from proxy.state_file import kept_somewhere
+from proxy.state.location import kept_somewhere
 
 __all__ = ["command"]
 
@@ -66,15 +66,15 @@ def _reread(file: Path | None, overrides: list[Override]) -> Config:
 
 def run(config: Config, reread: Callable[[], Config]) -> int:
     """Take both ports, then serve until a signal; return the exit code. Exits with 2 when a port is taken."""
-    from proxy import logs
-    from proxy.descriptors import needed, raise_limit
-    from proxy.sockets import BindError, address_of, bind, bind_shared
+    from proxy.cli.sockets import BindError, address_of, bind, bind_shared
+    from proxy.http.descriptors import needed, raise_limit
+    from proxy.observe import logs
 
     logs.setup(config.log)
     raise_limit(needed(config))
     config = kept_somewhere(config, os.environ)
     if config.tracing.enabled:
-        from proxy.tracing import exporter_for
+        from proxy.observe.tracing import exporter_for
 
         try:
             exporter_for(config.tracing).shutdown()

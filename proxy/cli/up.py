@@ -19,11 +19,11 @@ import click
 
 from proxy.cli.child import Child, ChildFailed
 from proxy.cli.options import config_file_option, die, find_file, read_config, set_option, settings
+from proxy.cli.sockets import BindError, address_of, bind
 from proxy.cli.worker import DEMO_MODEL, require_model, require_worker
 from proxy.config.load import Override
 from proxy.config.model import Config
-from proxy.sockets import BindError, address_of, bind
-from proxy.state_file import kept_somewhere
+from proxy.state.location import kept_somewhere
 
 __all__ = ["command"]
 
@@ -71,8 +71,8 @@ def command(
         admin = bind(config.admin.host, config.admin.port, key="admin", flag="--admin-port")
     except BindError as error:
         die(f'{error}; with make: make run ARGS="--port 9080 --admin-port 9081"')
-    from proxy import logs
-    from proxy.descriptors import needed, raise_limit
+    from proxy.http.descriptors import needed, raise_limit
+    from proxy.observe import logs
     from proxy.run import run_loop
 
     logs.setup(config.log)

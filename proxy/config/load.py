@@ -16,11 +16,11 @@ import yaml
 from pydantic import ValidationError
 
 from proxy.config.base import nearest
+from proxy.config.certificates import file_problems
 from proxy.config.errors import ConfigError, Path, Problem, join, problems_of
 from proxy.config.model import POOL_KEYS, Config, PoolConfig
 from proxy.config.names import unknown_names
 from proxy.config.source import Source, read_file
-from proxy.tls import file_problems
 
 __all__ = ["ENV_PREFIX", "Override", "check", "load"]
 

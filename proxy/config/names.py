@@ -11,7 +11,7 @@ from policies.registry import PolicyError, create_policy, policy_names
 from proxy.config.base import nearest
 from proxy.config.errors import Path
 from proxy.config.model import Config, PoolConfig
-from proxy.profile import profile_names
+from proxy.config.profile import profile_names
 from proxy.wire.registry import wire_names
 
 __all__ = ["unknown_names"]

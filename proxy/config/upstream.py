@@ -30,7 +30,7 @@ class UpstreamConfig(Section):
     profile: str = Field(
         default="auto",
         pattern=NAME_PATTERN,
-        description="What kind of server it is: the name of a file in proxy/profiles, or auto.",
+        description="What kind of server it is: the name of a file in proxy/config/profiles, or auto.",
     )
     model: str | None = Field(default=None, min_length=1, description="Model name to send instead of the caller's.")
     api_key: SecretStr | None = Field(

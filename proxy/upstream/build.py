@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from math import inf
 from time import monotonic
 
+from proxy.config.certificates import client_context
 from proxy.config.model import PoolConfig, UpstreamConfig
-from proxy.profile import load_profile
-from proxy.tls import client_context
+from proxy.config.profile import load_profile
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from proxy.headers import ResponseFields
+from proxy.http.headers import ResponseFields
+from proxy.http.known_head import KnownHead
 from proxy.now import monotonic
 from proxy.upstream.chunked import ChunkedBody
 from proxy.upstream.chunks import single_chunk, whole_chunks
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import Exchange, Link
 from proxy.upstream.head import HeadReader, MalformedError
-from proxy.upstream.known_head import KnownHead
 from proxy.upstream.lazy_timer import LazyTimer
 
 __all__ = ["Connection"]

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from proxy.headers import RawHeaders, ResponseFields
+from proxy.http.headers import RawHeaders, ResponseFields
+from proxy.http.known_head import KnownHead
 from proxy.now import monotonic
 from proxy.upstream.address import Address
 from proxy.upstream.errors import Failure, UpstreamError
-from proxy.upstream.known_head import KnownHead
 from proxy.upstream.location import relocated
 from proxy.wire.base import Tap
 from proxy.wire.faults import LARGEST_ERROR, Fault

@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from time import time
 from typing import Any, Final
 
-from proxy.headers import lines_of
-from proxy.lease import Lease
+from proxy.http.headers import lines_of
 from proxy.now import monotonic
-from proxy.ticket import AffinityKey
+from proxy.request import AffinityKey
 from proxy.upstream.connection import Connection
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import Failure, UpstreamError
 from proxy.upstream.exchange import EXPECTS_ANYTHING, EXPECTS_STREAM, EXPECTS_WHOLE, Exchange, Patience
+from proxy.upstream.lease import Lease
 from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.repute import Repute
 from proxy.upstream.retry import RetryBudget

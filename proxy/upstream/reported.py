@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from proxy.profile import Signals
+from proxy.config.profile import Signals
 
 __all__ = ["Reported"]
 

@@ -9,7 +9,7 @@ from hashlib import blake2b
 from math import ceil, log
 from typing import Final
 
-from proxy.ticket import AffinityKey
+from proxy.request import AffinityKey
 from proxy.upstream.endpoint import Endpoint
 
 __all__ = ["LeastWork", "PrefixAffinity", "RoundRobin", "Router", "Sticky"]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import random
 from time import monotonic
 
-from proxy.profile import Profile
+from proxy.config.profile import Profile
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.errors import UpstreamError

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from controller.shared import Leader as LeadController
-from proxy import logs
+from proxy.admin.steering import Steering
 from proxy.clock import Clock, Timer
+from proxy.config.certificates import renew
+from proxy.config.difference import keeps_controller
 from proxy.config.model import Config
 from proxy.config.show import revealed
-from proxy.gauges import PoolGauges
-from proxy.metrics import Dump
+from proxy.observe import logs
+from proxy.observe.gauges import PoolGauges
+from proxy.observe.metrics import Dump
+from proxy.observe.predictor_gauges import PredictorMetrics
 from proxy.plane import in_force
-from proxy.predictor_metrics import PredictorMetrics
-from proxy.reload import keeps_controller
-from proxy.steering import Steering
-from proxy.tls import renew
 from proxy.workers.gauges import WorkerGauges
 from proxy.workers.member import Member
 from proxy.workers.pools import LedPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from proxy.metrics import Dump
+from proxy.observe.metrics import Dump
 from proxy.workers.protocol import Channel
 
 __all__ = ["Member"]

@@ -11,7 +11,7 @@ from controller.load import MAX_RUNNING, Load
 from controller.observation import Observation
 from controller.shared import Leader, orders
 from proxy.config.model import PoolConfig
-from proxy.keepers import Keepers
+from proxy.upstream.keepers import Keepers
 from proxy.upstream.leaving import UnknownUpstream, note_drain
 from proxy.workers.predictors import Predictors
 from proxy.workers.shares import share_out

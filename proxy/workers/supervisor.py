@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable, Sequence
 
 from proxy.config.model import Config
-from proxy.notify import Notifier
+from proxy.process.notify import Notifier
+from proxy.process.watchdog import STUCK_S, Watchdog
 from proxy.run import Signals, calm_collector, reload
-from proxy.watchdog import STUCK_S, Watchdog
 from proxy.workers.leader import Leader
 from proxy.workers.member import Member
 from proxy.workers.protocol import Channel

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Final, Protocol
 
-from proxy.watchdog import STUCK_S, cpu_of
+from proxy.process.watchdog import STUCK_S, cpu_of
 
 __all__ = ["CHECK_S", "Watch"]
 

@@ -14,16 +14,16 @@ from typing import Any
 
 from controller.observation import Observation
 from controller.shared import Follower
-from proxy import logs
 from proxy.clock import LoopClock
 from proxy.config.model import Config, PoolConfig
+from proxy.config.rules import controller_for
 from proxy.config.share import Share
-from proxy.hooks import Hooks, PassingHooks
-from proxy.metrics import Metrics
+from proxy.dispatch.pool import Pool
+from proxy.observe import logs
+from proxy.observe.hooks import Hooks, PassingHooks
+from proxy.observe.metrics import Metrics
 from proxy.plane import DataPlane, Prepared
-from proxy.pool import Pool
-from proxy.rules import controller_for
-from proxy.watchdog import Watchdog
+from proxy.process.watchdog import Watchdog
 from proxy.workers.protocol import Channel, ProtocolError
 from proxy.workers.rows import observation_of, row_of
 

@@ -19,8 +19,8 @@ from benchmarks.compat.servers import SERVERS
 from benchmarks.compat.stand_ins import OLLAMA, TEI, TGI
 from benchmarks.environments import Environment
 from proxy.config.load import check as check_config
+from proxy.config.profile import profile_names
 from proxy.config.source import read_text
-from proxy.profile import profile_names
 from tests.support.mock_upstream import Behaviour, MockUpstream
 
 

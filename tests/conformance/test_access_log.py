@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from proxy import logs
+from proxy.access.keys import hash_key
 from proxy.config.model import LogConfig
-from proxy.keys import hash_key
+from proxy.observe import logs
 from tests.support.mock_upstream import MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient

@@ -10,8 +10,8 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from proxy import doorstep
-from proxy.server import ServerLimits
+from proxy.http import doorstep
+from proxy.http.server import ServerLimits
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, RawClient, request_bytes

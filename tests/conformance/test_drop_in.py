@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from proxy.keys import hash_key
+from proxy.access.keys import hash_key
 from tests.support.mock_upstream import MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient

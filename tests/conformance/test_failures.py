@@ -11,7 +11,7 @@ import pytest
 
 from controller.observation import Result
 from proxy.config.model import PoolConfig
-from proxy.metrics import Metrics
+from proxy.observe.metrics import Metrics
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, Answer, RawClient, request_bytes

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from proxy.cli.sockets import bind
 from proxy.clock import LoopClock
 from proxy.config.model import Config, PoolConfig
-from proxy.hooks import Hooks
-from proxy.metrics import Metrics
+from proxy.config.rules import controller_for
+from proxy.dispatch.pool import Pool
+from proxy.observe.hooks import Hooks
+from proxy.observe.metrics import Metrics
 from proxy.plane import DataPlane
-from proxy.pool import Pool
-from proxy.rules import controller_for
-from proxy.sockets import bind
 from tests.support.mock_upstream import MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import Answer, RawClient, request_bytes

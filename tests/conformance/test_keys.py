@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from proxy.access.keys import Keyring, hash_key
 from proxy.config.model import Config
-from proxy.keys import Keyring, hash_key
 from tests.support.mock_upstream import MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import Answer, RawClient, request_bytes

@@ -10,7 +10,7 @@ import gzip
 import orjson
 import pytest
 
-from proxy.incoming import Limits
+from proxy.http.incoming import Limits
 from proxy.wire.outline import PARSED_BYTES, is_light
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack

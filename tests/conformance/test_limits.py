@@ -11,9 +11,9 @@ import pytest
 
 from proxy.compiled import is_active
 from proxy.config.model import Config
-from proxy.descriptors import let_in, needed, raise_limit
-from proxy.incoming import Limits
-from proxy.server import ServerLimits
+from proxy.http.descriptors import let_in, needed, raise_limit
+from proxy.http.incoming import Limits
+from proxy.http.server import ServerLimits
 from proxy.upstream.connections import ConnectionPool
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from controller.observation import Result
-from proxy import protocol
-from proxy.server import ServerLimits
+from proxy.http import protocol
+from proxy.http.server import ServerLimits
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import RawClient, request_bytes

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from proxy.config.certificates import server_context
 from proxy.config.tls import ListenTlsConfig
-from proxy.server import ServerLimits
-from proxy.tls import server_context
+from proxy.http.server import ServerLimits
 from tests.support.certificates import Authority, Pair
 from tests.support.mock_upstream import MockUpstream
 from tests.support.proxy_stack import Stack

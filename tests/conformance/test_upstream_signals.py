@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from proxy.gauges import PoolGauges
+from proxy.observe.gauges import PoolGauges
 from proxy.upstream.reported import Reported
 from proxy.upstream.signals import MAX_METRICS_BYTES
 from tests.support.mock_upstream import Behaviour, MockUpstream

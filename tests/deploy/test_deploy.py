@@ -18,7 +18,7 @@ from aiohttp import ClientSession
 
 from proxy.config.load import check
 from proxy.config.source import read_text
-from proxy.state_file import default_path
+from proxy.state.location import default_path
 from tests.docs.pages import ROOT
 from tests.docs.test_commands import understand
 from tests.proxy.app.conftest import make_rig

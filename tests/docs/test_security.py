@@ -8,10 +8,10 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 
+from proxy.access.limits import Allowance, Bucket
 from proxy.cli import main
 from proxy.config.model import Config
-from proxy.limits import Allowance, Bucket
-from proxy.metrics import SHED_REASONS
+from proxy.observe.metrics import SHED_REASONS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "security.md").read_text()
 

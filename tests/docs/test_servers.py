@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from proxy.cli import main
 from proxy.config.load import check
+from proxy.config.profile import load_profile, profile_names
 from proxy.config.source import read_text
-from proxy.profile import load_profile, profile_names
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "servers").glob("*.md"))
 SERVERS = [page for page in PAGES if page.stem != "README"]

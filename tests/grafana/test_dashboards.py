@@ -20,10 +20,10 @@ from prometheus_client.core import Metric
 from backend.api.metrics import Metrics as WorkerMetrics
 from backend.engine.stats import EngineStats
 from backend.gpu import Reading
-from proxy.collectors import StateKept
-from proxy.gauges import PoolGauges
-from proxy.metrics import Metrics as ProxyMetrics
-from proxy.predictor_metrics import PredictorMetrics
+from proxy.observe.collectors import StateKept
+from proxy.observe.gauges import PoolGauges
+from proxy.observe.metrics import Metrics as ProxyMetrics
+from proxy.observe.predictor_gauges import PredictorMetrics
 from proxy.workers.gauges import WorkerGauges
 from tests.proxy.admin.operator import FakeOperator
 

@@ -14,11 +14,11 @@ from controller.predictor.predictor import FEATURES, LengthPredictor
 from controller.predictor.trainer import Trainer
 from policies.base import Job
 from policies.registry import create_policy, policy_names
-from proxy.affinity import prefix_key
 from proxy.config.model import Config
-from proxy.incoming import Limits
-from proxy.matching import RouteTable
-from proxy.metrics import Metrics
+from proxy.http.incoming import Limits
+from proxy.observe.metrics import Metrics
+from proxy.serving.routes import RouteTable
+from proxy.upstream.affinity import prefix_key
 from proxy.upstream.routing import PrefixAffinity
 from proxy.wire.base import BadRequest, Call, Head
 from proxy.wire.openai import CHAT

@@ -8,7 +8,7 @@ import pytest
 
 from controller.observation import Result
 from proxy import outcome as outcomes
-from proxy.metrics import SHED_REASONS
+from proxy.observe.metrics import SHED_REASONS
 from proxy.outcome import (
     BadInput,
     BodyTooLarge,

@@ -9,18 +9,18 @@ from typing import Any
 
 from controller.loop import PoolController
 from controller.observation import Observation
-from proxy.access_log import AccessLog
+from proxy.access.keys import Keyring
 from proxy.clock import LoopClock
+from proxy.config.certificates import server_context
 from proxy.config.model import Config
-from proxy.cors import Cors
-from proxy.handler import Handler
-from proxy.incoming import Limits
-from proxy.keys import Keyring
-from proxy.lifecycle import Lifecycle
-from proxy.matching import RouteTable
-from proxy.pool import Pool
-from proxy.server import DataServer, ServerLimits
-from proxy.tls import server_context
+from proxy.dispatch.pool import Pool
+from proxy.http.cors import Cors
+from proxy.http.incoming import Limits
+from proxy.http.server import DataServer, ServerLimits
+from proxy.observe.access_log import AccessLog
+from proxy.serving.handler import Handler
+from proxy.serving.lifecycle import Lifecycle
+from proxy.serving.routes import RouteTable
 
 __all__ = ["Counts", "Stack"]
 

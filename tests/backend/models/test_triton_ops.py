@@ -10,7 +10,8 @@ import torch
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("runs in a process of its own (test_triton_process.py)", allow_module_level=True)
 
-from backend.models.ops import Activation, TorchOps
+from backend.models.config import Activation
+from backend.models.ops import TorchOps
 from backend.models.triton_ops import TritonOps
 
 pytestmark = pytest.mark.triton

@@ -15,7 +15,7 @@ from proxy.admin.history import History
 from proxy.admin.operator import Reloaded
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config, PoolConfig
-from proxy.metrics import Metrics
+from proxy.observe.metrics import Metrics
 from proxy.pool_view import PoolView
 from tests.support.virtual_clock import VirtualClock
 

@@ -14,9 +14,9 @@ from controller.observation import Observation, Result
 from controller.slo import SLO
 from proxy.admin.operator import Reloaded
 from proxy.admin.server import AdminServer
+from proxy.cli.sockets import bind
 from proxy.config.errors import ConfigError, Problem
 from proxy.config.model import AdminConfig
-from proxy.sockets import bind
 from tests.proxy.admin.operator import FakeOperator
 
 CHAT = "/admin/v1/pools/chat"

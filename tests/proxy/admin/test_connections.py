@@ -10,8 +10,8 @@ import pytest
 
 from proxy.admin import requests, server
 from proxy.admin.server import AdminServer
+from proxy.cli.sockets import bind
 from proxy.config.model import AdminConfig
-from proxy.sockets import bind
 from tests.proxy.admin.operator import FakeOperator
 from tests.support.raw_http import RawClient, request_bytes
 

@@ -11,8 +11,8 @@ from aiohttp.test_utils import TestClient
 from click.testing import CliRunner
 
 from controller.observation import Observation, Result
+from controller.simulator.whatif import MIN_REQUESTS, Settings, TooLittle, frame
 from proxy.cli import main
-from proxy.whatif import MIN_REQUESTS, Settings, TooLittle, frame
 from tests.proxy.admin.operator import CONFIG, FakeOperator
 from tests.proxy.admin.test_api import ok, problem
 

@@ -8,8 +8,8 @@ import aiohttp
 import pytest
 
 from proxy.app import Proxy
+from proxy.cli.sockets import address_of, bind
 from proxy.config.model import Config
-from proxy.sockets import address_of, bind
 from tests.proxy.app.upstream import Upstream, running
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from proxy.access.keys import hash_key
 from proxy.config.errors import ConfigError
-from proxy.keys import hash_key
 from tests.proxy.app.upstream import Upstream
 
 

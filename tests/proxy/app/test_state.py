@@ -19,9 +19,9 @@ from controller.loop import PoolController
 from controller.observation import Observation, Result
 from controller.slo import SLO
 from proxy.config.model import Config, PoolConfig
-from proxy.pool import controller_for
-from proxy.state import capture, restore, restored_config
-from proxy.store import Store, StoreError
+from proxy.dispatch.pool import controller_for
+from proxy.state.snapshot import capture, restore, restored_config
+from proxy.state.store import Store, StoreError
 from tests.proxy.app.conftest import Rig
 from tests.proxy.app.upstream import Upstream
 from tests.support.damaged_state import DAMAGES

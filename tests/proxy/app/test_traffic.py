@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from controller.observation import Observation, Result
-from proxy.hooks import NullHooks
-from proxy.traffic import KEPT, Traffic
+from proxy.observe.hooks import NullHooks
+from proxy.observe.traffic import KEPT, Traffic
 
 
 def test_the_last_requests_are_kept_in_order() -> None:

@@ -22,7 +22,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_check_tells_by_its_exit_code_whether_there_is_a_build(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = CliRunner().invoke(main, ["compile", "--check"])
     assert (missing.exit_code, "from source" in missing.output) == (1, True)
-    monkeypatch.setattr(cli, "extension_files", lambda _: {"proxy.flight": folder})
+    monkeypatch.setattr(cli, "extension_files", lambda _: {"proxy.serving.flight": folder})
     there = CliRunner().invoke(main, ["compile", "--check"])
     assert (there.exit_code, there.output) == (0, "compiled\n")
     again = CliRunner().invoke(main, ["compile"])

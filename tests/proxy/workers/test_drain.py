@@ -6,7 +6,7 @@ import pytest
 
 from controller.shared import Leader
 from proxy.config.model import PoolConfig
-from proxy.rules import controller_for
+from proxy.config.rules import controller_for
 from proxy.workers.pools import LedPool
 
 URL = "http://127.0.0.1:8000"

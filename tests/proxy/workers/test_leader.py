@@ -11,8 +11,8 @@ import pytest
 
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config
-from proxy.keepers import Keepers, digest_of
-from proxy.metrics import Metrics
+from proxy.observe.metrics import Metrics
+from proxy.upstream.keepers import Keepers, digest_of
 from proxy.workers.leader import Leader
 from proxy.workers.member import Member
 from proxy.workers.protocol import Channel

@@ -16,10 +16,10 @@ from controller.shared import Follower, Leader, orders
 from controller.slo import SLO
 from policies.base import Job
 from proxy.config.model import Config
+from proxy.config.rules import controller_for
 from proxy.config.share import Share
 from proxy.config.show import revealed
-from proxy.instruments import CounterFamily, HistogramFamily
-from proxy.rules import controller_for
+from proxy.observe.instruments import CounterFamily, HistogramFamily
 from proxy.workers.pools import LedPool
 from proxy.workers.protocol import MAX_MESSAGE_BYTES, Channel, ProtocolError, frame
 from proxy.workers.rows import observation_of, row_of

@@ -10,10 +10,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from controller.observation import Observation, Result
 from controller.shared import Leader
 from proxy.config.model import Config
-from proxy.prediction import Lengths
-from proxy.predictor_metrics import PredictorMetrics
-from proxy.rules import controller_for
-from proxy.ticket import Ticket
+from proxy.config.rules import controller_for
+from proxy.dispatch.lengths import Lengths
+from proxy.observe.predictor_gauges import PredictorMetrics
+from proxy.request import Ticket
 from proxy.wire.base import Call, Route
 from proxy.workers.pools import LedPool
 from proxy.workers.predictors import Predictors
