@@ -121,7 +121,6 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "routing",
         "slots",
         "standing",
-        "underway",
         "verdicts",
     ),
     "proxy.wire": (

@@ -24,6 +24,7 @@ from policies.base import Job
 from proxy.clock import Clock, Timer
 from proxy.dispatch.queue import Drop, Lane, Waiting, WaitQueue
 from proxy.observe.hooks import ClosedBy
+from proxy.upstream.lease import Book
 
 __all__ = ["EPSILON_S", "GATE", "Former", "GateBatcher", "Plain", "Window", "when_due"]
 
@@ -121,6 +122,7 @@ class GateBatcher:
     """Lets sequences through while fewer than `max_batch_size` are in flight."""
 
     __slots__ = (
+        "_book",
         "_clock",
         "_controller",
         "_grant",
@@ -130,7 +132,6 @@ class GateBatcher:
         "ceiling",
         "draining",
         "held_back",
-        "inflight",
     )
 
     def __init__(
@@ -139,17 +140,17 @@ class GateBatcher:
         controller: Former,
         clock: Clock,
         *,
+        book: Book,
         load: Callable[[float], Load],
         grant: Callable[[Waiting, ClosedBy], None],
     ) -> None:
+        self._book = book
         self._queue = queue
         self._controller = controller
         self._clock = clock
         self._load = load
         self._grant = grant
         self._window = Window(clock, self.poke)
-        self.inflight = 0
-        """Sequences let through and not yet released."""
         self.ceiling = 1 << 30
         """No more than these may be in flight, whatever the cap: upstreams are away, or only just back."""
         self.held_back = False
@@ -157,43 +158,45 @@ class GateBatcher:
         self.draining = False
 
     @property
+    def inflight(self) -> int:
+        """Sequences let through and not yet over."""
+        return len(self._book)
+
+    @property
     def held_since(self) -> float | None:
         """Since when only the window has kept those waiting who are let through now; None when something else did."""
         return self._window.since
 
     def try_enter(self, job: Job, express: bool, now: float, load: Load) -> bool:
-        """Let a newcomer straight through, if nobody waits, a slot is free and there is nothing to wait for."""
+        """Tell whether a newcomer may go at once: nobody waits, a place is free, and there is nothing to wait for.
+
+        Whoever asks takes the place then, before anybody else asks.
+        """
         controller = self._controller
         setpoints = controller.setpoints
-        inflight = self.inflight
+        inflight = len(self._book)
         if inflight >= setpoints.max_batch_size or inflight >= self.ceiling:
             return False
         if self._queue.items and self._queue.lane(GATE) is not None:
             return False
         held = setpoints.window_ms > 0.0 and not express and not self.draining
-        if (held and controller.window_s(now, load) > 0.0) or controller.choose((job,), now, load).take != 1:
+        if held and controller.window_s(now, load) > 0.0:
             return False
-        self.inflight += 1
-        return True
+        return controller.choose((job,), now, load).take == 1
 
     def offer(self, waiting: Waiting) -> None:
         """Queue a newcomer and see who can go."""
         self._queue.push(waiting, GATE)
         self.poke()
 
-    def release(self) -> None:
-        """A sequence is over."""
-        self.inflight -= 1
-        if self._queue.lane(GATE) is not None:
-            self.poke()
-
     def poke(self) -> None:
         """Something changed: let through whoever can go now."""
         while (lane := self._queue.lane(GATE)) is not None:
             cap = self._controller.setpoints.max_batch_size
-            free = min(cap, self.ceiling) - self.inflight
+            inflight = len(self._book)
+            free = min(cap, self.ceiling) - inflight
             if free <= 0:
-                self.held_back = self.held_back or self.inflight >= cap
+                self.held_back = self.held_back or inflight >= cap
                 self._window.since = None
                 return
             now = self._clock.now()
@@ -231,7 +234,7 @@ class GateBatcher:
         going = [candidates[index] for index in choice.sent(len(candidates))[:free]]
         for index in choice.shed:
             self._queue.drop(candidates[index], Drop.SHED)
-        if not going and self.inflight == 0 and not choice.shed:
+        if not going and not len(self._book) and not choice.shed:
             # With nothing in flight no event would ever come back to those who wait.
             going = candidates[:1]
         for waiting in going:
@@ -243,7 +246,6 @@ class GateBatcher:
     def _let(self, waiting: Waiting, closed_by: ClosedBy) -> None:
         if waiting.lane is not None:
             self._queue.serve(waiting)
-            self.inflight += 1
             self._grant(waiting, closed_by)
 
 

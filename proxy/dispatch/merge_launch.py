@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, cast
 from uuid import uuid4
 
@@ -15,11 +13,9 @@ from proxy.dispatch.queue import Drop
 from proxy.dispatch.trust import MergeTrust
 from proxy.dispatch.turn import MergeTurn
 from proxy.observe.hooks import Hooks
-from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.group import Group
-from proxy.upstream.lease import Lease, LeaseBook
+from proxy.upstream.lease import MERGED, Ledger
 from proxy.upstream.slots import MergeSlots
-from proxy.upstream.underway import UnderWay
 
 if TYPE_CHECKING:
     from proxy.observe.tracing import Tracing
@@ -28,26 +24,23 @@ __all__ = ["MergeRuns"]
 
 
 class MergeRuns:
-    """Sends closed batches to upstreams that have a slot, and tells `on_freed` when one is free again."""
+    """Sends closed batches to upstreams that have a slot."""
 
     def __init__(
         self,
         pool: str,
         group: Group,
         slots: MergeSlots,
-        leases: LeaseBook,
-        under_way: UnderWay,
+        ledger: Ledger,
         trust: MergeTrust,
         *,
         hooks: Hooks,
         clock: Clock,
-        on_freed: Callable[[], None],
     ) -> None:
         self._pool = pool
         self._group = group
         self._slots = slots
-        self._leases = leases
-        self._under_way = under_way
+        self._ledger = ledger
         self._trust = trust
         self._heads: dict[tuple[str, str], list[bytes]] = {}
         """The fields of the last answer of each upstream and operation that nobody here knows."""
@@ -55,7 +48,6 @@ class MergeRuns:
         self._sent = self._unchecked = 0
         self._hooks = hooks
         self._clock = clock
-        self._on_freed = on_freed
         self._loop = asyncio.get_running_loop()
         self._runs: set[MergeRun] = set()
         self.tracing: Tracing | None = None
@@ -76,9 +68,7 @@ class MergeRuns:
                 member.dropped(Drop.NO_UPSTREAM)
             return
         now = self._clock.now()
-        lease = self._leases.grant(endpoint, batch.tokens, partial(self._released, endpoint))
-        self._slots.taken(endpoint)
-        self._under_way.took(lease, now, batch.items)
+        lease = self._ledger.open(endpoint, batch.tokens, MERGED, batch.items, now)
         self._hooks.batch_dispatched(self._pool, batch.items, batch.closed_by)
         if batch.held_since is not None:
             first = min([member.job.arrival for member in members])
@@ -119,8 +109,3 @@ class MergeRuns:
         """Give all of them up."""
         for run in tuple(self._runs):
             run.cancel()
-
-    def _released(self, endpoint: Endpoint, lease: Lease) -> None:
-        self._under_way.gave_back(lease)
-        self._slots.freed(endpoint)
-        self._on_freed()

@@ -22,7 +22,7 @@ from proxy.config.rules import ClassRules, controller_for
 from proxy.config.share import WHOLE, Share
 from proxy.config.terms import Merging, Terms
 from proxy.dispatch.admission import Admission
-from proxy.dispatch.gate import Former, GateBatcher, Plain
+from proxy.dispatch.gate import GATE, Former, GateBatcher, Plain
 from proxy.dispatch.holding import Holding
 from proxy.dispatch.lengths import Lengths, lengths_for
 from proxy.dispatch.merge import Batch, MergeBatcher
@@ -39,12 +39,11 @@ from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.exchange import Exchange
 from proxy.upstream.group import Group
 from proxy.upstream.keepers import Keepers
-from proxy.upstream.lease import Lease, LeaseBook
+from proxy.upstream.lease import GATED, Lease, Ledger
 from proxy.upstream.leaving import Leaving, note_drain
 from proxy.upstream.outgoing import Outgoing
 from proxy.upstream.probe import Prober
 from proxy.upstream.slots import MergeSlots
-from proxy.upstream.underway import UnderWay
 from proxy.wire.base import Call, WireFormat
 
 __all__ = ["ClassRules", "Pool", "controller_for"]
@@ -93,8 +92,9 @@ class Pool:
             on_retry=partial(self.hooks.retried, config.name),
             on_vain=partial(self.hooks.asked_in_vain, config.name),
         )
-        self.leases = LeaseBook()
-        self._under_way = UnderWay()
+        self.ledger = Ledger()
+        """What is at its upstreams."""
+        self.ledger.on_free = self._freed
         self.queue = WaitQueue(
             create_policy(config.policy, config.policy_options),
             clock,
@@ -107,16 +107,19 @@ class Pool:
             on_left=self._left,
         )
         depth = share.part(config.depth)
-        slots = MergeSlots(self.group.endpoints, depth)
+        slots = MergeSlots(self.group.endpoints, depth, self.ledger)
         formers: dict[str, Former] = {self.controller.mode: self.controller}
         plain = Plain(self.controller)
-        self.gate = GateBatcher(self.queue, formers.get("gate", plain), clock, load=self.load, grant=self._grant)
+        self.gate = GateBatcher(
+            self.queue, formers.get("gate", plain), clock,
+            book=self.ledger.gate, load=self.gate_load, grant=self._grant,
+        )  # fmt: skip
         self.merge = MergeBatcher(
             self.queue,
             formers.get("merge", plain),
             clock,
             slots=slots,
-            load=self.load,
+            load=self.merge_load,
             dispatch=self._send,
             max_tokens=config.max_batch_tokens,
         )
@@ -125,8 +128,8 @@ class Pool:
         self.trust = MergeTrust([endpoint.name for endpoint in self.group.endpoints], self._note)
         """Which operations share calls where nobody said so."""
         self.runs = MergeRuns(
-            self.name, self.group, slots, self.leases, self._under_way, self.trust,
-            hooks=self.hooks, clock=clock, on_freed=self.merge.poke,
+            self.name, self.group, slots, self.ledger, self.trust,
+            hooks=self.hooks, clock=clock,
         )  # fmt: skip
         """The merged calls that are under way."""
         self.holding = Holding(
@@ -168,26 +171,60 @@ class Pool:
     # -- what is going on ----------------------------------------------------------------------------------
 
     def load(self, now: float) -> Load:
-        """Return what is in front of a newcomer at `now`. Calls are told one by one only where calls are made."""
-        under_way = self._under_way
-        times, sizes = under_way.oldest() if len(under_way) and not self._gated else ((), ())
+        """Return what waits and what is in flight at `now`, whichever way it goes."""
+        gate, merge, queue = self.ledger.gate, self.ledger.merge, self.queue
+        times, sizes = merge.oldest()
         return Load(
-            queued=self.queue.items,
-            queued_tokens=self.queue.tokens,
-            inflight=under_way.items,
-            inflight_tokens=under_way.tokens,
-            inflight_calls=len(under_way),
+            queued=queue.items,
+            queued_tokens=queue.tokens,
+            inflight=gate.items + merge.items,
+            inflight_tokens=gate.tokens + merge.tokens,
+            inflight_calls=len(gate) + len(merge),
             running=times,
             running_batches=sizes,
             slots=self._slot_count,
-            inflight_express=under_way.express,
+            inflight_express=gate.express,
             app_limited=not (self.gate.held_back or self.merge.held_back),
         )
+
+    def gate_load(self, now: float) -> Load:
+        """Return what is in front of a sequence that comes at `now`: other sequences, and no merged call."""
+        book, lane = self.ledger.gate, self.queue.lane(GATE) if self.queue.items else None
+        return Load(
+            queued=0 if lane is None else lane.items,
+            queued_tokens=0.0 if lane is None else lane.tokens,
+            inflight=book.items,
+            inflight_tokens=book.tokens,
+            inflight_calls=len(book),
+            slots=self._slot_count,
+            inflight_express=book.express,
+            app_limited=not self.gate.held_back,
+        )
+
+    def merge_load(self, now: float) -> Load:
+        """Return what is in front of an item that comes at `now`: other items, and no gated sequence."""
+        book, queue, lane = self.ledger.merge, self.queue, self.queue.lane(GATE)
+        times, sizes = book.oldest()
+        return Load(
+            queued=queue.items if lane is None else queue.items - lane.items,
+            queued_tokens=queue.tokens if lane is None else max(0.0, queue.tokens - lane.tokens),
+            inflight=book.items,
+            inflight_tokens=book.tokens,
+            inflight_calls=len(book),
+            running=times,
+            running_batches=sizes,
+            slots=self._slot_count,
+            app_limited=not self.merge.held_back,
+        )
+
+    def own_load(self, now: float) -> Load:
+        """Return what is in front of the kind of work that the controller is about."""
+        return self.gate_load(now) if self._gated else self.merge_load(now)
 
     def tick(self, now: float) -> Any:
         """Let the controller retune the knobs, and act on what it decided. Returns its decision, if any."""
         before = self.controller.setpoints
-        decision = self.controller.tick(now, self.load(now))
+        decision = self.controller.tick(now, self.own_load(now))
         self.gate.held_back = self.merge.held_back = False
         self._leaving.look()
         if self.lengths is not None:
@@ -224,9 +261,9 @@ class Pool:
                 "ages_s": {name: max(0.0, now - came) for name, came in self.queue.oldest_by_class().items()},
                 "max_requests": self._share.part(self.config.queue.max_requests),
             },
-            "inflight": self._under_way.items,
-            "inflight_calls": len(self._under_way),
-            "leases": self.leases.held,
+            "inflight": self.ledger.gate.items + self.ledger.merge.items,
+            "inflight_calls": len(self.ledger.gate) + len(self.ledger.merge),
+            "leases": self.ledger.leases,
             "draining": self.draining,
             "predictor": {"mode": "off"} if self.lengths is None else self.lengths.report(),
             "upstreams": self.group.stats(),
@@ -236,7 +273,7 @@ class Pool:
 
     def unqueued(self, ticket: Ticket | None = None, outgoing: Outgoing | None = None) -> Lease:
         """Return a lease for a request that does not wait for a slot. Raises Refused."""
-        return self.leases.grant(self._pick(0.0, ticket, outgoing))
+        return self.ledger.open(self._pick(0.0, ticket, outgoing))
 
     def admit(self, ticket: Ticket, outgoing: Outgoing, tokens: float, *, express: bool) -> Lease | None:
         """Let a newcomer in. Raises Refused.
@@ -247,18 +284,14 @@ class Pool:
         job = ticket.job
         assert job is not None
         now = self._clock.now()
-        load = self.load(now)
+        load = self.gate_load(now)
         refusal = self.admission.refusal(job, ticket.klass, now, load, lenient=self.holding.on)
         if refusal is not None:
             raise Refused(refusal)
         if not self.gate.try_enter(job, express, now, load):
             return None
         self.hooks.batch_dispatched(self.name, 1, ClosedBy.EXPRESS if express else ClosedBy.IDLE)
-        try:
-            return self._lease_gated(ticket, outgoing, tokens, now)
-        except Refused:
-            self.gate.release()
-            raise
+        return self._lease_gated(ticket, outgoing, tokens, now)
 
     async def enter(
         self, ticket: Ticket, outgoing: Outgoing, tokens: float, *, express: bool, deadline: float
@@ -300,7 +333,7 @@ class Pool:
     def join(self, turn: MergeTurn, key: Hashable) -> None:
         """Let a newcomer wait for its part of a merged call; it is told when that is there. Raises Refused."""
         now = self._clock.now()
-        refusal = self.admission.refusal(turn.job, turn.klass, now, self.load(now), lenient=self.holding.on)
+        refusal = self.admission.refusal(turn.job, turn.klass, now, self.merge_load(now), lenient=self.holding.on)
         if refusal is not None:
             turn.gone = True
             raise Refused(refusal)
@@ -401,7 +434,7 @@ class Pool:
     @property
     def busy(self) -> bool:
         """Whether anybody waits or is being served."""
-        return bool(len(self.queue) or self.leases.held)
+        return bool(len(self.queue) or self.ledger.leases)
 
     def _health_changed(self, endpoint: Endpoint) -> None:
         log.warning("pool %s: upstream %s is %s", self.name, endpoint.name, endpoint.state(self._clock.now()).value)
@@ -422,16 +455,15 @@ class Pool:
         return endpoint
 
     def _lease_gated(self, ticket: Ticket, outgoing: Outgoing, tokens: float, now: float) -> Lease:
-        """Turn a slot that was let through into a lease. Raises Refused; the slot is then the caller's problem."""
+        """Take a place at the gate. Raises Refused where there is no upstream."""
         endpoint, job, call = self._pick(tokens, ticket, outgoing), ticket.job, ticket.call
         if job is not None:
             streamed = call is not None and call.stream
-            self.controller.sent(job, endpoint.name, now, self._under_way.tokens, streamed=streamed)
-        lease = self.leases.grant(endpoint, tokens, self._gate_released)
-        self._under_way.took(lease, now, 1, express=job is not None and job.express)
+            self.controller.sent(job, endpoint.name, now, self.ledger.gate.tokens, streamed=streamed)
+        lease = self.ledger.open(endpoint, tokens, GATED, 1, now, job is not None and job.express)
         ticket.dispatched = now
         ticket.generation = self.controller.setpoints.generation
-        ticket.batch = self.gate.inflight
+        ticket.batch = len(self.ledger.gate)
         return lease
 
     def _grant(self, waiting: Waiting, closed_by: ClosedBy) -> None:
@@ -441,7 +473,6 @@ class Pool:
         try:
             turn.lease = self._lease_gated(turn.ticket, turn.outgoing, turn.tokens, now)
         except Refused:
-            self.gate.inflight -= 1
             turn.dropped(Drop.NO_UPSTREAM)
             return
         self.hooks.batch_dispatched(self.name, 1, closed_by)
@@ -452,9 +483,12 @@ class Pool:
             turn.ticket.trace.let_go(held_since, closed_by)
         turn.wake()
 
-    def _gate_released(self, lease: Lease) -> None:
-        self._under_way.gave_back(lease)
-        self.gate.release()
+    def _freed(self) -> None:
+        """A place is free again. Whoever waits for one may wait for either kind."""
+        if self.queue.items:
+            if self.queue.lane(GATE) is not None:
+                self.gate.poke()
+            self.merge.poke()
 
     def _send(self, batch: Batch) -> None:
         """The merger closed a batch."""
@@ -476,7 +510,7 @@ class Pool:
     def _refusal(self, why: Drop | None) -> Outcome:
         """Return what being dropped means for the client."""
         now = self._clock.now()
-        after = self.controller.retry_after_s(now, self.load(now))
+        after = self.controller.retry_after_s(now, self.own_load(now))
         if why is Drop.EXPIRED and not self.holding.on:
             return DeadlinePassed(after_s=after)
         if why is Drop.SHED:

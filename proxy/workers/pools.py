@@ -31,6 +31,8 @@ class LedPool:
         self.controller = controller
         self._on_change = on_change
         self._loads: dict[int, Load] = {}
+        self._own: dict[int, Load] = {}
+        """Of each worker, as far as it is of the kind that the controller is about."""
         self._stats: dict[int, dict[str, Any]] = {}
         self._held_back = False
         self.predictors = Predictors()
@@ -49,9 +51,9 @@ class LedPool:
 
     def reported(self, worker: int, report: Mapping[str, Any]) -> None:
         """Take in the state of the pool at one worker."""
-        load = Load(**report["load"])
-        self._held_back = self._held_back or not load.app_limited
-        self._loads[worker] = load
+        own = self._own[worker] = Load(**report["own_load"])
+        self._held_back = self._held_back or not own.app_limited
+        self._loads[worker] = Load(**report["load"])
         self._stats[worker] = report["stats"]
         self.controller.arrived(report["arrivals"])
         for now, rule, before, after, text in report.get("said", ()):
@@ -63,7 +65,7 @@ class LedPool:
         Where the upstream makes the batches, a worker knows only its own share of what ran beside the request.
         """
         if self.controller.mode == "gate" and obs.dispatched is not None:
-            beside = sum(load.inflight for other, load in self._loads.items() if other != worker)
+            beside = sum(load.inflight for other, load in self._own.items() if other != worker)
             obs = replace(obs, batch=obs.batch + beside)
         self.controller.observe(obs)
         return obs
@@ -72,7 +74,7 @@ class LedPool:
         """Forget the state of a worker that is gone, but not what it counted."""
         if worker in self._stats:
             self.predictors.lost(self._stats[worker]["predictor"])
-        for table in (self._loads, self._stats, self.told):
+        for table in (self._loads, self._own, self._stats, self.told):
             table.pop(worker, None)
 
     def parts(self, workers: Iterable[int]) -> dict[int, int]:
@@ -89,13 +91,16 @@ class LedPool:
 
     def tick(self, now: float) -> Any:
         """Let the controller decide. Returns its decision, if any."""
-        load = self.load(now)
+        load = self._sum(self._own)
         self._held_back = False
         return self.controller.tick(now, load)
 
     def load(self, now: float) -> Load:
         """Return queue and calls in flight, of all workers together."""
-        loads = list(self._loads.values())
+        return self._sum(self._loads)
+
+    def _sum(self, of: Mapping[int, Load]) -> Load:
+        loads = list(of.values())
         running = sorted(pair for load in loads for pair in zip(load.running, load.running_batches, strict=False))
         return Load(
             queued=sum(load.queued for load in loads),
@@ -144,7 +149,7 @@ class LedPool:
         self._on_change(self)
 
     def _demand(self, worker: int) -> int:
-        load = self._loads.get(worker)
+        load = self._own.get(worker)
         return 0 if load is None else load.inflight + load.queued
 
     def _upstreams(self) -> list[dict[str, Any]]:

@@ -292,6 +292,7 @@ class Worker:
         pools = {
             name: {
                 "load": asdict(pool.load(now)),
+                "own_load": asdict(pool.own_load(now)),
                 "stats": pool.stats(),
                 "arrivals": pool.controller.take_arrivals(),
                 "said": [pool.said.popleft() for _ in range(len(pool.said))],

@@ -166,7 +166,7 @@ async def test_connecting() -> None:
         async with RawClient(stack.port) as client:
             client.send(request_bytes("POST", "/v1/chat/completions", body=CHAT))
             async with asyncio.timeout(5):
-                while not stack.pool.leases.held:  # noqa: ASYNC110
+                while not stack.pool.ledger.leases:  # noqa: ASYNC110
                     await asyncio.sleep(0.001)
             client.abort()
             await stack.settled(timeout=1.0)

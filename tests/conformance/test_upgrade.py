@@ -35,7 +35,7 @@ async def test_bytes_pass_both_ways_after_the_switch() -> None:
             message = bytes([n]) * (n * 1000 + 1)
             client.send(message)
             assert await client.reader.readexactly(len(message)) == message
-        assert stack.pool.leases.held == 1
+        assert stack.pool.ledger.leases == 1
         client.abort()
         await up.until(lambda: up.open_connections == 0)
         await stack.settled()

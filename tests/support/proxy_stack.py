@@ -149,7 +149,7 @@ class Stack:
             assert stats["inflight"] == 0, stats
             assert stats["inflight_calls"] == 0, stats
             assert stats["leases"] == 0, stats
-            assert pool.gate.inflight == 0
+            pool.ledger.check()
             for upstream in stats["upstreams"]:
                 assert upstream["inflight"] == 0, stats
                 assert upstream["work_tokens"] == 0, stats

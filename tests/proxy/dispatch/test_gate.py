@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,8 @@ from policies.registry import create_policy
 from proxy.dispatch.gate import GateBatcher
 from proxy.dispatch.queue import Drop, Waiting, WaitQueue
 from proxy.observe.hooks import ClosedBy
+from proxy.upstream.endpoint import Endpoint
+from proxy.upstream.lease import GATED, Lease, Ledger
 from tests.support.virtual_clock import VirtualClock
 
 
@@ -48,13 +51,27 @@ class Seq(Waiting):
         self.why = why
 
 
+class Somewhere:
+    """An endpoint, as far as leases go."""
+
+    def entered(self, work: float) -> bool:
+        return False
+
+    def left(self, work: float, trial: bool) -> None:
+        pass
+
+
 class Gate:
     def __init__(self, size: int = 2, window_ms: float = 0.0, policy: str = "fcfs") -> None:
         self.clock = VirtualClock()
         self.former = Former(size, window_ms)
         self.queue = WaitQueue(create_policy(policy), self.clock, max_requests=1000)
         self.gone: list[Seq] = []
-        self.gate = GateBatcher(self.queue, self.former, self.clock, load=self.load, grant=self._grant)
+        self.ledger, self.leases = Ledger(), list[Lease]()
+        self.gate = GateBatcher(
+            self.queue, self.former, self.clock, book=self.ledger.gate, load=self.load, grant=self._grant
+        )
+        self.ledger.on_free = self.gate.poke
         self.serial = 0
 
     def load(self, now: float) -> Load:
@@ -65,6 +82,21 @@ class Gate:
         assert waiting.closed_by is None
         waiting.closed_by = closed_by
         self.gone.append(waiting)
+        self._take()
+
+    def _take(self) -> None:
+        self.leases.append(self.ledger.open(cast("Endpoint", Somewhere()), kind=GATED))
+
+    def enter(self, job: Job, express: bool) -> bool:
+        """Go straight through, if that may be."""
+        if not self.gate.try_enter(job, express, self.clock.now(), self.load(0.0)):
+            return False
+        self._take()
+        return True
+
+    def release(self) -> None:
+        """The oldest is over."""
+        self.leases.pop(0).release()
 
     def offer(self, name: str | None = None, *, slack: float = 0.0, **kwargs: object) -> Seq:
         self.serial += 1
@@ -81,15 +113,15 @@ def test_no_more_in_flight_than_the_setpoint() -> None:
     g = Gate(size=2)
     seqs = [g.offer() for _ in range(5)]
     assert [s.closed_by is not None for s in seqs] == [True, True, False, False, False]
-    g.gate.release()
+    g.release()
     assert len(g.gone) == 3
     assert g.gate.inflight == 2
 
 
 def test_a_free_gate_with_no_window_is_passed_without_queueing() -> None:
     g = Gate(size=1)
-    assert g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
-    assert not g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
+    assert g.enter(Job("n", 0.0), False)
+    assert not g.enter(Job("n", 0.0), False)
 
 
 def test_nobody_overtakes_the_queue_by_the_fast_path() -> None:
@@ -97,7 +129,7 @@ def test_nobody_overtakes_the_queue_by_the_fast_path() -> None:
     g.offer()
     g.offer()
     g.former.setpoints = Setpoints(5, 0.0)
-    assert not g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
+    assert not g.enter(Job("n", 0.0), False)
 
 
 def test_window_holds_the_first_so_that_the_policy_can_reorder() -> None:
@@ -137,7 +169,7 @@ def test_express_skips_the_window() -> None:
     assert g.names == []
     g.offer("hasty", express=True)
     assert set(g.names) == {"calm", "hasty"}
-    assert g.gate.try_enter(Job("n", 0.0), True, g.clock.now(), g.load(0.0))
+    assert g.enter(Job("n", 0.0), True)
 
 
 def test_window_leaves_time_to_meet_the_deadline() -> None:
@@ -161,7 +193,7 @@ def test_what_can_no_longer_make_it_is_shed_and_its_slot_goes_to_the_next() -> N
     g.offer("running")
     g.former.doomed = {"late"}
     late, fine = g.offer("late"), g.offer("fine")
-    g.gate.release()
+    g.release()
     assert late.why is Drop.SHED
     assert fine.closed_by is not None
     assert g.gate.inflight == 1
@@ -173,7 +205,7 @@ def test_a_controller_that_takes_none_cannot_stop_an_idle_pool() -> None:
     assert g.offer().closed_by is not None
     waiting = g.offer()
     assert waiting.closed_by is None, "with something in flight there will be another occasion"
-    g.gate.release()
+    g.release()
     assert waiting.closed_by is not None
 
 
@@ -217,7 +249,7 @@ def test_never_too_many_never_idle_beside_a_ripe_queue(steps: list[tuple], windo
         if what == "offer":
             offered.append(g.offer(slack=number, express=flag))
         elif what == "release" and g.gate.inflight:
-            g.gate.release()
+            g.release()
         elif what == "cancel":
             waiting = [s for s in offered if s.lane is not None]
             if waiting:
@@ -236,7 +268,7 @@ def test_never_too_many_never_idle_beside_a_ripe_queue(steps: list[tuple], windo
             assert not any(s.express for s in waiting)
     g.clock.advance(1.0)
     while g.gate.inflight:
-        g.gate.release()
+        g.release()
         g.clock.advance(0.01)
     assert len(g.queue) == 0
     assert g.clock.pending == 0 or g.clock.next_at is not None
@@ -245,5 +277,5 @@ def test_never_too_many_never_idle_beside_a_ripe_queue(steps: list[tuple], windo
 def test_a_newcomer_whom_the_controller_holds_back_does_not_pass_a_free_gate() -> None:
     g = Gate(size=4)
     g.former.take = 0
-    assert not g.gate.try_enter(Job("n", 0.0), False, g.clock.now(), g.load(0.0))
+    assert not g.enter(Job("n", 0.0), False)
     assert g.gate.inflight == 0

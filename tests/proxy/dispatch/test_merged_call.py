@@ -18,7 +18,7 @@ from proxy.request import Ticket
 from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint
-from proxy.upstream.lease import LeaseBook
+from proxy.upstream.lease import Ledger
 from proxy.upstream.outgoing import Outgoing
 from proxy.wire.base import Call
 from proxy.wire.openai import EMBEDDINGS, OpenAI
@@ -42,11 +42,11 @@ class Failing(Silent):
 
 def make(
     group: Any, count: int = 2, notify: Callable[[], None] = lambda: None
-) -> tuple[MergeRun, list[MergeTurn], LeaseBook]:
+) -> tuple[MergeRun, list[MergeTurn], Ledger]:
     loop = asyncio.get_running_loop()
     address = Address.of("http://127.0.0.1:9")
     endpoint = Endpoint(address, ConnectionPool(loop, address, limit=1, idle_s=1.0))
-    book = LeaseBook()
+    book = Ledger()
     turns = [
         MergeTurn(
             notify,
@@ -63,7 +63,7 @@ def make(
     ]
     batch = Batch(list(turns), count, float(count), ClosedBy.FULL, 0)
     trust = MergeTrust([endpoint.name], lambda *said: None)
-    run = MergeRun(group, OpenAI(), batch, turns, book.grant(endpoint, 2.0), 1e9, trust, {}, "run-1")
+    run = MergeRun(group, OpenAI(), batch, turns, book.open(endpoint, 2.0), 1e9, trust, {}, "run-1")
     return run, turns, book
 
 
@@ -81,7 +81,7 @@ async def test_when_everybody_leaves_before_its_first_step() -> None:
         turn.gone = True
     run.member_gone()
     await asyncio.wait_for(done.wait(), 5)
-    assert (book.held, group.calls) == (0, 0)
+    assert (book.leases, group.calls) == (0, 0)
 
 
 async def test_when_everybody_leaves_during_it() -> None:
@@ -92,18 +92,18 @@ async def test_when_everybody_leaves_during_it() -> None:
     turns[0].gone = True
     run.member_gone()
     await asyncio.sleep(0)
-    assert (book.held, group.calls) == (1, 1), "somebody still waits"
+    assert (book.leases, group.calls) == (1, 1), "somebody still waits"
     turns[1].gone = True
     run.member_gone()
     await asyncio.wait_for(done.wait(), 5)
-    assert book.held == 0
+    assert book.leases == 0
 
 
 async def test_when_the_proxy_itself_fails_everybody_is_told() -> None:
     run, turns, book = make(Failing())
     done = await over(run)
     await asyncio.wait_for(done.wait(), 5)
-    assert book.held == 0
+    assert book.leases == 0
     assert [turn.outcome.reason for turn in turns if turn.outcome] == ["internal_error"] * 2
 
 

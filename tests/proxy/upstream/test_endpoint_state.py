@@ -12,7 +12,7 @@ from proxy.upstream.address import Address
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint, State
 from proxy.upstream.health import Health
-from proxy.upstream.lease import LeaseBook
+from proxy.upstream.lease import Ledger
 from proxy.upstream.leaving import Leaving, UnknownUpstream
 from proxy.upstream.retry import RetryBudget
 from proxy.upstream.routing import LeastWork, PrefixAffinity, RoundRobin, Sticky
@@ -60,13 +60,13 @@ def test_what_is_no_base_url_is_refused(url: str) -> None:
 def test_an_ejected_upstream_is_tried_at_once_and_then_each_trial_s_one_at_a_time(
     loop: asyncio.AbstractEventLoop,
 ) -> None:
-    e, book = endpoint(loop), LeaseBook()
+    e, book = endpoint(loop), Ledger()
     assert [e.failed(100.0) for _ in range(3)] == [False, False, True]
     assert e.state(100.0) is State.EJECTED
     assert not e.last_resort(100.0)
     for now in (100.0, 110.0, 120.0, 130.0, 140.0):
         assert e.available(now), "never after a wait that grows"
-        trial = book.grant(e)
+        trial = book.open(e)
         assert not e.available(now), "one trial at a time"
         e.failed(now)
         trial.release()
@@ -202,12 +202,12 @@ def test_ejection_leaves_nobody_without_an_upstream(loop: asyncio.AbstractEventL
 
 
 def test_least_work_counts_tokens_and_weights(loop: asyncio.AbstractEventLoop) -> None:
-    a, b, router, book = endpoint(loop, 1), endpoint(loop, 2, weight=3.0), LeastWork(), LeaseBook()
-    book.grant(a, 100.0)
+    a, b, router, book = endpoint(loop, 1), endpoint(loop, 2, weight=3.0), LeastWork(), Ledger()
+    book.open(a, 100.0)
     assert router.pick([a, b], 0.0, work=10.0) is b
-    book.grant(b, 200.0)
+    book.open(b, 200.0)
     assert router.pick([a, b], 0.0, work=10.0) is b, "three times the weight may have three times the work"
-    book.grant(b, 200.0)
+    book.open(b, 200.0)
     assert router.pick([a, b], 0.0, work=10.0) is a
 
 
@@ -267,9 +267,9 @@ def test_a_reload_takes_over_what_is_known_of_an_upstream(loop: asyncio.Abstract
 
 
 def test_a_drained_upstream_gets_nothing_even_as_the_last_resort(loop: asyncio.AbstractEventLoop) -> None:
-    a, b, book, told = endpoint(loop, 1), endpoint(loop, 2), LeaseBook(), []
+    a, b, book, told = endpoint(loop, 1), endpoint(loop, 2), Ledger(), []
     leaving = Leaving([a, b], lambda endpoint, number: told.append((endpoint, number)))
-    lease = book.grant(a, 5.0)
+    lease = book.open(a, 5.0)
     leaving.set(leaving.find("http://127.0.0.1:1/"), True, 7)
     assert (a.state(0.0), leaving.names) == (State.DRAINING, ("http://127.0.0.1:1",))
     b.overloaded(0.0, 5.0)
@@ -289,11 +289,11 @@ def test_a_drained_upstream_gets_nothing_even_as_the_last_resort(loop: asyncio.A
 
 
 def test_failing_fast_does_not_look_like_being_fast(loop: asyncio.AbstractEventLoop) -> None:
-    bad, good, router, book = endpoint(loop, 1), endpoint(loop, 2), LeastWork(), LeaseBook()
+    bad, good, router, book = endpoint(loop, 1), endpoint(loop, 2), LeastWork(), Ledger()
     for _ in range(10):
         bad.errored()
     for _ in range(8):
-        book.grant(good, 100.0)
+        book.open(good, 100.0)
     assert router.pick([bad, good], 0.0, work=100.0) is good
 
 
@@ -316,11 +316,12 @@ def test_overloaded_ones_are_the_last_resort_and_excluded_ones_never(loop: async
 def test_leases_add_up_to_nothing(steps: list[str]) -> None:
     loop = asyncio.new_event_loop()
     try:
-        a, b, book, freed = endpoint(loop, 1), endpoint(loop, 2), LeaseBook(), []
+        a, b, book, freed = endpoint(loop, 1), endpoint(loop, 2), Ledger(), []
+        book.on_free = lambda: freed.append(True)
         held, old = [], []
         for n, step in enumerate(steps):
             if step == "grant":
-                held.append(book.grant(a if n % 2 else b, 0.1 * n, freed.append))
+                held.append(book.open(a if n % 2 else b, 0.1 * n, 1 + n % 2, n, float(n), n % 3 == 0))
             elif step == "release" and held:
                 old.append(held.pop(n % len(held)))
                 old[-1].release()
@@ -329,10 +330,19 @@ def test_leases_add_up_to_nothing(steps: list[str]) -> None:
                 old[n % len(old)].move(a)
             elif step == "move" and held:
                 held[n % len(held)].move(b if n % 2 else a)
-            assert book.held == len(held) == a.inflight + b.inflight
+            assert book.leases == len(held) == a.inflight + b.inflight == len(book.gate) + len(book.merge)
+            assert sum(book.at.values()) == len(book.merge)
+            book.check()
         for lease in held:
             lease.release()
-        assert (book.held, a.inflight, b.inflight, a.work, b.work) == (0, 0, 0, 0.0, 0.0)
+        assert (book.leases, a.inflight, b.inflight, a.work, b.work) == (0, 0, 0, 0.0, 0.0)
+        assert (book.gate.items, book.merge.items, book.gate.tokens, book.merge.tokens, book.at) == (
+            0,
+            0,
+            0.0,
+            0.0,
+            {},
+        )
         assert len(freed) == len(old) + len(held), "each tells its owner exactly once"
     finally:
         loop.close()

@@ -18,7 +18,7 @@ from proxy.upstream.affinity import affinity_of, header_key, prefix_key, prompt_
 from proxy.upstream.connections import ConnectionPool
 from proxy.upstream.endpoint import Endpoint
 from proxy.upstream.health import Health
-from proxy.upstream.lease import LeaseBook
+from proxy.upstream.lease import Ledger
 from proxy.upstream.resolve import is_address, spread
 from proxy.upstream.routing import PrefixAffinity, Sticky
 from proxy.upstream.standing import HealthRules
@@ -87,9 +87,9 @@ def test_sessions_come_back_gradually_to_an_upstream_that_is_eased_in() -> None:
 
 
 def test_requests_without_the_header_go_by_work(some: list[Endpoint]) -> None:
-    router, book = Sticky(), LeaseBook()
+    router, book = Sticky(), Ledger()
     for one in some[1:]:
-        book.grant(one, 100.0)
+        book.open(one, 100.0)
     assert router.pick(some, 0.0) is some[0]
 
 
@@ -156,10 +156,10 @@ def test_a_conversation_goes_where_it_began(some: list[Endpoint]) -> None:
 
 
 def test_the_longest_known_beginning_counts(some: list[Endpoint]) -> None:
-    router, book = PrefixAffinity(max_blocks=1000, max_load_factor=1.0), LeaseBook()
+    router, book = PrefixAffinity(max_blocks=1000, max_load_factor=1.0), Ledger()
     first = router.pick(some, 0.0, key=(1, 2))
     assert first is not None
-    lease = book.grant(first, 1.0)
+    lease = book.open(first, 1.0)
     second = router.pick(some, 0.0, key=(1, 7, 8))
     assert second is not first, "its holder is busy"
     lease.release()
@@ -168,22 +168,22 @@ def test_the_longest_known_beginning_counts(some: list[Endpoint]) -> None:
 
 
 def test_a_hot_prefix_does_not_overload_one_upstream(some: list[Endpoint]) -> None:
-    router, book = PrefixAffinity(max_blocks=1000, max_load_factor=1.5), LeaseBook()
+    router, book = PrefixAffinity(max_blocks=1000, max_load_factor=1.5), Ledger()
     for _ in range(400):
         chosen = router.pick(some, 0.0, work=100.0, key=(1, 2, 3))
         assert chosen is not None
-        book.grant(chosen, 100.0)
+        book.open(chosen, 100.0)
     assert max(one.inflight for one in some) <= 1.5 * 400 / 4 + 1
     assert sum(one.inflight > 0 for one in some) == 3, "as few copies of it as the bound allows"
 
 
 def test_the_guard_knows_weights(some: list[Endpoint]) -> None:
     some[0].weight = 5.0
-    router, book = PrefixAffinity(max_blocks=1000, max_load_factor=1.0), LeaseBook()
+    router, book = PrefixAffinity(max_blocks=1000, max_load_factor=1.0), Ledger()
     for _ in range(800):
         chosen = router.pick(some, 0.0, work=1.0, key=(1,))
         assert chosen is not None
-        book.grant(chosen, 1.0)
+        book.open(chosen, 1.0)
     assert some[0].inflight == pytest.approx(500, abs=10)
 
 

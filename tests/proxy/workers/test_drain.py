@@ -42,5 +42,5 @@ def test_it_is_drained_once_every_worker_has_finished(states: tuple[str, str], s
         stats = {"queue": queue, "inflight": 0, "inflight_calls": 0, "leases": 0, "draining": False,
                  "predictor": {"mode": "off"},
                  "upstreams": [{"url": URL, "state": state, "reported": None}]}  # fmt: skip
-        pool.reported(worker, {"load": {}, "stats": stats, "arrivals": 0})
+        pool.reported(worker, {"load": {}, "own_load": {}, "stats": stats, "arrivals": 0})
     assert pool.stats()["upstreams"][0]["state"] == shown

@@ -210,7 +210,7 @@ def report(inflight: int, queued: int, **upstream: Any) -> dict[str, Any]:
     stats = {"queue": queue, "inflight": inflight, "inflight_calls": inflight, "leases": inflight, "draining": False,
              "predictor": {"mode": "off"}, "upstreams": [state | upstream]}  # fmt: skip
     load = Load(queued=queued, inflight=inflight, slots=2, app_limited=True)
-    return {"load": asdict(load), "stats": stats, "arrivals": queued}
+    return {"load": asdict(load), "own_load": asdict(load), "stats": stats, "arrivals": queued}
 
 
 def led(**more: Any) -> LedPool:

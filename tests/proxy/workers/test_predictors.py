@@ -41,7 +41,7 @@ def led(*reports: dict[str, Any]) -> LedPool:
     for worker, report in enumerate(reports):
         stats = {"queue": QUEUE, "inflight": 0, "inflight_calls": 0, "leases": 0, "draining": False,
                  "upstreams": [], "predictor": report}  # fmt: skip
-        pool.reported(worker, {"load": {}, "stats": stats, "arrivals": 0})
+        pool.reported(worker, {"load": {}, "own_load": {}, "stats": stats, "arrivals": 0})
     return pool
 
 
