@@ -117,17 +117,17 @@ class Asking(Answering):
         ticket.job = job = Job(
             ticket.id,
             arrival,
-            rules.slack_s,
-            ticket.tenant,
-            weight,
-            prompt_tokens,
-            p50,
-            p90,
-            deadline,
-            max_tokens,
-            ticket.klass,
-            1 if call is None else call.items,
-            rules.express,
+            class_slack=rules.slack_s,
+            tenant=ticket.tenant,
+            weight=weight,
+            prompt_tokens=prompt_tokens,
+            predicted_tokens=p50,
+            predicted_tokens_p90=p90,
+            deadline=deadline,
+            max_tokens=max_tokens,
+            klass=ticket.klass,
+            items=1 if call is None else call.items,
+            express=rules.express,
         )
         return job, tokens, give_up
 
