@@ -15,11 +15,11 @@ import pytest
 from proxy.process.notify import Notifier
 from proxy.workers.watch import Watch
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = """
 import asyncio, re, sys, time
 import uvloop
-from proxy import watchdog
+from proxy.process import watchdog
 watchdog.STUCK_S = 0.4
 
 async def main():
