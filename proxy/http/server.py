@@ -10,6 +10,7 @@ from typing import Any, cast
 from aiohttp import web
 from aiohttp.web_protocol import RequestHandler
 
+from proxy.http.aiohttp_names import check
 from proxy.http.doorstep import Doorstep, Patience
 from proxy.http.held import UPLOAD_BYTES
 from proxy.http.protocol import ClientProtocol
@@ -98,6 +99,7 @@ class DataServer:
             max_headers=limits.max_headers,
             read_bufsize=UPLOAD_BYTES // 2,
         )
+        check(self._server)
         patience = Patience(
             max_connections=limits.max_connections,
             idle_s=limits.keepalive_timeout_s,
