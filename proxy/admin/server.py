@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import LineTooLong
@@ -25,6 +26,7 @@ from proxy.admin.trials import TrialsApi
 from proxy.config.certificates import server_context
 from proxy.config.model import AdminConfig
 from proxy.http.doorstep import Doorstep, Patience
+from proxy.http.portions import Portions, is_costly
 from proxy.http.reply import head_bytes
 
 __all__ = ["GROUPS", "AdminServer", "make_app"]
@@ -138,6 +140,13 @@ class AdminServer:
 class _Protocol(RequestHandler):
     """A connection on which what cannot be read is answered with a problem document, too."""
 
+    __slots__ = ("_portions",)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._portions: Portions | None = None
+        """What a read brought and is not parsed yet."""
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Take over a connection that has begun to speak: its first head has its own time."""
         super().connection_made(transport)
@@ -145,6 +154,29 @@ class _Protocol(RequestHandler):
             self._keepalive_handle.cancel()
         self._next_keepalive_close_time = self._loop.time() + _HEAD_S
         self._keepalive_handle = self._loop.call_at(self._next_keepalive_close_time, self._process_keepalive)
+
+    def data_received(self, data: bytes) -> None:
+        """Have aiohttp parse what came, in portions where that may take long: the loop is the data plane's, too."""
+        transport = self.transport
+        if self._portions is not None:
+            self._portions.add(data)
+        elif transport is not None and is_costly(data):
+            self._portions = Portions(self._loop, transport, data, parse=super().data_received, done=self._all_in)
+        else:
+            super().data_received(data)
+
+    def _all_in(self) -> None:
+        self._portions = None
+        transport = self.transport
+        if transport is not None and not self._reading_paused and not transport.is_closing():
+            transport.resume_reading()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The client is gone, and with it what it began to say."""
+        if self._portions is not None:
+            self._portions.drop()
+            self._portions = None
+        super().connection_lost(exc)
 
     def idle_since(self) -> float | None:
         """Return when the latest request was over, or the connection taken over; None while there is a request."""

@@ -19,6 +19,7 @@ from aiohttp.web_protocol import PayloadAccessError, RequestHandler
 from proxy.http.headers import RequestFields, length_in, lines_of
 from proxy.http.heads import RepeatedHead
 from proxy.http.incoming import Incoming, Opening
+from proxy.http.portions import Portions, is_costly
 from proxy.http.reply import SENT_CLOSE, SENT_KEEP, head_bytes
 from proxy.http.served import Receiver, Served
 from proxy.http.trailers import TrailerScanner
@@ -52,6 +53,7 @@ class ClientProtocol(RequestHandler):
         "_opening",
         "_owed",
         "_patience",
+        "_portions",
         "_repeat",
         "_scanner",
         "_trailed",
@@ -74,6 +76,8 @@ class ClientProtocol(RequestHandler):
         """A head that is known and the beginning of its body: many clients write the two one after the other."""
         self._patience: asyncio.TimerHandle | None = None
         """Gives up waiting for the rest of it."""
+        self._portions: Portions | None = None
+        """What a read brought and is not parsed yet."""
         self._opening: Opening | None = None
         self._flight: Served | None = None
         """The request that is served; there is one at a time."""
@@ -97,11 +101,20 @@ class ClientProtocol(RequestHandler):
         waiter = self._waiter
         if self._flight is not None or self._messages or self._upgraded or waiter is None or waiter.done():
             return None
+        if self._portions is not None:
+            return None
         return self._next_keepalive_close_time - self._keepalive_timeout
 
     def step_out(self) -> bool:
         """Give the transport up without closing it, if nothing of a message has come. Returns whether it did."""
-        if self._repeat is None or self._owed or self._held or self._close or self._force_close:
+        if (
+            self._repeat is None
+            or self._owed
+            or self._held
+            or self._portions is not None
+            or self._close
+            or self._force_close
+        ):
             return False
         if self.slow or self._reading_paused or self._buffer_paused:
             return False
@@ -127,6 +140,9 @@ class ClientProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Launch a whole request whose head is known, else have aiohttp parse."""
+        if self._portions is not None:
+            self._portions.add(data)
+            return
         if self._held:
             data, self._held = self._held + data, b""
         repeat, waiter = self._repeat, self._waiter
@@ -167,9 +183,24 @@ class ClientProtocol(RequestHandler):
             self._parse(held)
 
     def _parse(self, data: bytes) -> None:
-        """Have aiohttp parse what came."""
+        """Have aiohttp parse what came, in portions where that may take long."""
         if self._patience is not None:
             self._lose_patience()
+        transport, owed = self.transport, self._owed
+        if (owed <= 0 or len(data) > owed) and not self._upgraded and transport is not None and is_costly(data):
+            self._portions = Portions(self._loop, transport, data, parse=self._take_in, done=self._all_in)
+        else:
+            self._take_in(data)
+
+    def _all_in(self) -> None:
+        """Read on: the last portion is being parsed."""
+        self._portions = None
+        transport = self.transport
+        if transport is not None and not self._reading_paused and not transport.is_closing():
+            transport.resume_reading()
+
+    def _take_in(self, data: bytes) -> None:
+        """Have aiohttp parse `data`, and follow it."""
         known, owed = len(self._messages), self._owed
         clear = owed == 0 or (self._flight is None and known == 0)
         super().data_received(data)
@@ -187,6 +218,9 @@ class ClientProtocol(RequestHandler):
         """The client is gone, and with it what it began to say."""
         self._lose_patience()
         self._held = b""
+        if self._portions is not None:
+            self._portions.drop()
+            self._portions = None
         super().connection_lost(exc)
 
     def _learn(self, data: bytes, known: int) -> None:
