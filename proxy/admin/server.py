@@ -158,7 +158,7 @@ class _Protocol(RequestHandler):
     def data_received(self, data: bytes) -> None:
         """Have aiohttp parse what came, in portions where that may take long: the loop is the data plane's, too."""
         transport = self.transport
-        if self._portions is not None:
+        if self._portions is not None and data:
             self._portions.add(data)
         elif transport is not None and is_costly(data):
             self._portions = Portions(self._loop, transport, data, parse=super().data_received, done=self._all_in)

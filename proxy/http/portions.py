@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
@@ -20,9 +21,9 @@ def is_costly(data: bytes) -> bool:
 
 
 class Portions:
-    """Hands one read on, a portion a turn. Meanwhile the transport rests; what comes all the same waits behind."""
+    """Hands reads on, a portion a turn. Meanwhile the transport rests; what comes all the same waits behind."""
 
-    __slots__ = ("_at", "_data", "_done", "_loop", "_parse", "_transport")
+    __slots__ = ("_at", "_cheap", "_done", "_loop", "_parse", "_reads", "_transport")
 
     def __init__(
         self,
@@ -32,36 +33,45 @@ class Portions:
         *,
         parse: Callable[[bytes], None],
         done: Callable[[], None],
+        cheap: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Take `data`. `parse` is called with each portion, `done` behind the last one, in later turns."""
+        """Take `data`. In later turns `parse` is called with each portion, and `done` before the last one.
+
+        `cheap` says how many bytes come next that cost nothing, however many lines they have.
+        """
         self._loop = loop
         self._transport = transport
-        self._data = data
+        self._reads = deque((data,))
         self._parse = parse
         self._done = done
+        self._cheap = cheap
         self._at = 0
         transport.pause_reading()
         loop.call_soon(self._next)
 
     def add(self, data: bytes) -> None:
         """Let `data`, which came behind it, wait."""
-        self._data = self._data[self._at :] + data
-        self._at = 0
+        self._reads.append(data)
+        # Whoever drained the body has had the transport resume.
+        self._transport.pause_reading()
 
     def drop(self) -> None:
         """Hand nothing on any more: the connection is gone."""
-        self._data, self._at = b"", 0
+        self._reads.clear()
 
     def _next(self) -> None:
-        if not self._data:
+        if not self._reads:
             return
-        at = self._at
-        self._at = end = at + PORTION
-        portion = self._data[at:end]
-        if end < len(self._data):
-            self._loop.call_soon(self._next)
-            self._parse(portion)
+        data, at = self._reads[0], self._at
+        end = at + max(PORTION, self._cheap())
+        if end < len(data):
+            self._at = end
         else:
-            self._data, self._at = b"", 0
+            self._reads.popleft()
+            self._at = 0
+        portion = data[at:end]
+        if self._reads:
+            self._loop.call_soon(self._next)
+        else:
             self._done()
-            self._parse(portion)
+        self._parse(portion)

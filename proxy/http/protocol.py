@@ -140,7 +140,7 @@ class ClientProtocol(RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Launch a whole request whose head is known, else have aiohttp parse."""
-        if self._portions is not None:
+        if self._portions is not None and data:
             self._portions.add(data)
             return
         if self._held:
@@ -188,7 +188,9 @@ class ClientProtocol(RequestHandler):
             self._lose_patience()
         transport, owed = self.transport, self._owed
         if (owed <= 0 or len(data) > owed) and not self._upgraded and transport is not None and is_costly(data):
-            self._portions = Portions(self._loop, transport, data, parse=self._take_in, done=self._all_in)
+            self._portions = Portions(
+                self._loop, transport, data, parse=self._take_in, done=self._all_in, cheap=lambda: self._owed
+            )
         else:
             self._take_in(data)
 
