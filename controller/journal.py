@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar
 
 from controller.decision import Decision
-from controller.experiment import Arm
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation, Result
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
+from controller.tune.experiment import Arm
 from controller.verdict import Choice, Verdict
 from policies.base import Job
 

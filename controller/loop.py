@@ -14,27 +14,27 @@ from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
-from controller.admission import Admission
-from controller.cut_guard import CutGuard
 from controller.decision import Decision
-from controller.error_budget import ErrorBudget
-from controller.evidence import Budget, Evidence, Mode, decided_by_length
-from controller.express import ExpressLane
-from controller.gate_upstream import GateUpstream
-from controller.knobs import slo_dict
-from controller.latency import LatencyWindow, attainment
+from controller.dispatch.admission import Admission
+from controller.dispatch.express import ExpressLane
+from controller.dispatch.gate_upstream import GateUpstream
+from controller.dispatch.merge_upstream import MergeUpstream
+from controller.dispatch.room import used_share
+from controller.dispatch.upstream import Upstream
 from controller.laws import Advice, View
 from controller.load import Load
-from controller.merge_upstream import MergeUpstream
+from controller.measure.error_budget import ErrorBudget
+from controller.measure.evidence import Budget, Evidence, Mode, decided_by_length
+from controller.measure.latency import LatencyWindow, attainment
+from controller.measure.promises import Promises
+from controller.measure.samples import Sample
+from controller.measure.sketch import Sketch
 from controller.observation import Observation, Result
-from controller.promises import Promises
-from controller.room import used_share
-from controller.samples import Sample
 from controller.setpoints import Bounds, Setpoints
-from controller.sketch import Sketch
 from controller.slo import SLO
-from controller.steered import RETARGET_S, SteeredPool
-from controller.upstream import Upstream
+from controller.tune.cut_guard import CutGuard
+from controller.tune.knobs import slo_dict
+from controller.tune.steered import RETARGET_S, SteeredPool
 from controller.verdict import Choice, Verdict
 from policies.base import Job
 
@@ -63,8 +63,8 @@ class PoolController(SteeredPool):
     `law_options` go to the law, except for two that every law shares: `admission` (default True; False switches
     off refusing and shedding by prediction) and `late_target` (default 0.01; the late share among the admitted that
     predictions are corrected towards). `class_slos` are the promises of classes that have their own; `express_share`
-    is where the express lane's share starts (`controller.express`). `wall` stamps decisions for people and decides
-    nothing.
+    is where the express lane's share starts (`controller.dispatch.express`). `wall` stamps decisions for people and
+    decides nothing.
     """
 
     def __init__(

@@ -9,8 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.bars import Bar
+from controller.dispatch.merge_upstream import MergeUpstream
 from controller.loop import PoolController
-from controller.merge_upstream import MergeUpstream
 from controller.setpoints import Bounds, Setpoints
 from controller.simulator.merge import simulate_merge
 from controller.simulator.record import Record

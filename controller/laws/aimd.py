@@ -8,7 +8,7 @@ from controller.laws.base import Advice, View
 from controller.laws.options import Option
 from controller.laws.slow_loop import SlowLoop
 from controller.laws.window_loop import OBJECTIVES, WindowLoop
-from controller.samples import Sample
+from controller.measure.samples import Sample
 
 __all__ = ["AimdLaw"]
 

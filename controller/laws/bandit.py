@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 from controller.laws.base import Advice, View
 from controller.laws.options import Option
 from controller.laws.slow_loop import SlowLoop
-from controller.samples import Sample
-from controller.stats import SPRT
+from controller.measure.samples import Sample
+from controller.measure.stats import SPRT
 
 __all__ = ["BanditLaw"]
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final, Literal, Protocol, runtime_checkable
 
-from controller.evidence import Budget, Evidence, Mode, weigh
 from controller.load import Load
-from controller.samples import GenerationSamples, Sample
+from controller.measure.evidence import Budget, Evidence, Mode, weigh
+from controller.measure.samples import GenerationSamples, Sample
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
 
@@ -95,7 +95,7 @@ class Law(Protocol):
 
     name: ClassVar[str]
     forms_batches: ClassVar[bool]
-    """Whether batches are formed by deadline (`controller.former`) instead of first come, first served."""
+    """Whether batches are formed by deadline (`controller.dispatch.former`) instead of first come, first served."""
     e2e_share: ClassVar[float | None]
     """The part of an e2e target that one upstream call may take; None for the mode's default."""
 

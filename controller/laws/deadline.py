@@ -8,15 +8,15 @@ from controller.laws.base import Advice, View
 from controller.laws.options import Option
 from controller.laws.slow_loop import SlowLoop
 from controller.laws.window_loop import OBJECTIVES, WindowLoop
-from controller.samples import Sample
-from controller.stats import SPRT
+from controller.measure.samples import Sample
+from controller.measure.stats import SPRT
 
 __all__ = ["DeadlineLaw"]
 
 
 class DeadlineLaw:
     """Two loops. The fast one forms each batch for the most answers in time per second of service
-    (`controller.former.form_batch`); the slow one caps it.
+    (`controller.dispatch.former.form_batch`); the slow one caps it.
 
     Where the former runs (merge), a batch may take up to 90 % of the e2e target: it only holds requests that will
     make it, so half of the target, the bound for blind batches, would waste capacity under overload. The slow loop

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from controller.evidence import Evidence
 from controller.laws.base import Advice, View
-from controller.stats import proves_above, proves_below
+from controller.measure.evidence import Evidence
+from controller.measure.stats import proves_above, proves_below
 
 __all__ = ["SlowLoop"]
 

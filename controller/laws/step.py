@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from controller.laws.base import FRESH_S, Advice, View
 from controller.laws.options import Option
-from controller.samples import Sample
+from controller.measure.samples import Sample
 
 __all__ = ["StepLaw"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from controller.laws.base import Advice, View
-from controller.stats import proves_above
+from controller.measure.stats import proves_above
 
 __all__ = ["OBJECTIVES", "WindowLoop"]
 

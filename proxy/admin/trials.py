@@ -9,10 +9,10 @@ from typing import Any
 
 from aiohttp import web
 
-from controller.experiment import Arm
 from controller.loop import PoolController
 from controller.simulator.whatif import Settings, TooLittle, ask, frame
 from controller.slo import SLO
+from controller.tune.experiment import Arm
 from proxy.admin.base import Group, answer
 from proxy.admin.changes import KNOBS, check_bounds
 from proxy.admin.operator import Operator

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from controller.experiment import Arm
 from controller.journal import JournaledController, JournalError, replay
 from controller.load import Load
 from controller.setpoints import Bounds, Setpoints
 from controller.simulator.merge import simulate_merge
 from controller.simulator.scenarios import design_scenarios
 from controller.slo import SLO
+from controller.tune.experiment import Arm
 from tests.controller.build import job, observation
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from controller.experiment import Arm
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation, Result
 from controller.slo import SLO
+from controller.tune.experiment import Arm
 from tests.controller.build import controller, job, observation
 
 BUSY = Load(queued=9, inflight=8, inflight_calls=1)

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from controller.experiment import Arm
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation, Result
 from controller.slo import SLO
+from controller.tune.experiment import Arm
 from proxy.config.model import Config, PoolConfig
 from proxy.dispatch.pool import controller_for
 from proxy.state.snapshot import capture, restore, restored_config

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.latency import violations
+from controller.measure.latency import violations
 from controller.observation import Observation, Result
 from controller.slo import SLO
 from proxy import outcome

@@ -1,0 +1,1 @@
+"""Who may come and who goes next, by what the models foresee: admission, batches, places, express."""

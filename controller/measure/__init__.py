@@ -1,0 +1,1 @@
+"""What was measured: latency windows, samples, evidence, error budgets, and the statistics under them."""

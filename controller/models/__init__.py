@@ -1,0 +1,1 @@
+"""What is believed of an upstream: how long batches, sequences, prefills and first tokens take."""
