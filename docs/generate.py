@@ -99,7 +99,7 @@ _ADMIN = """\
 The admin API listens on `admin.host` and `admin.port` (`127.0.0.1:8081`). The running proxy serves the OpenAPI
 document of this page at `/admin/v1/openapi.json`. Two clients come with it:
 
-- **the console** at `/console/`: the promise, live latency over setpoints, every decision in plain words with an undo
+- **the console** at `/console/`: the SLO, live latency over setpoints, every decision in plain words with an undo
   button, and the controls to steer, in one small page that asks nothing of other hosts;
 - **`trimtab ctl`**, for the shell: `pools`, `show`, `slo`, `pin`, `unpin`, `law`, `freeze`, `drain`, `rollback`,
   `what-if`, `experiment`, `decisions --follow`, `plans`, `audit`, `reload`, `config`; tables, or the API's own

@@ -1,8 +1,8 @@
 """The live product under a scripted load, scraped by a real Prometheus: what `grafana/check.py` questions.
 
 The script is short and has something to show in every panel: streams, plain requests and embeddings of three classes,
-faulty requests, callers that leave, a burst that has to wait, and an operator who tightens the promise, loosens it
-again, pins a knob for a moment and reloads.
+faulty requests, callers that leave, a burst that has to wait, and an operator who tightens the SLO, loosens it
+again, pins a setpoint for a moment and reloads.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ENDS = ("The capital of France is", "Once upon a time", "def fibonacci(n):", "Wa
 CLASSES = ("interactive", "default", "batch")
 EASY = {"tpot_ms": 1500}
 TIGHT = "tpot"
-"""The latency whose promise is tightened until some requests miss it, however fast the machine is."""
-PROMISES = ("slo.ttft_ms=5000", "slo.e2e_ms=20000", "slo.queue_ms=10000")
+"""The latency whose SLO is tightened until some requests miss it, however fast the machine is."""
+TARGETS = ("slo.ttft_ms=5000", "slo.e2e_ms=20000", "slo.queue_ms=10000")
 SHIFTS = (
     (0.20, "PATCH", "/admin/v1/pools/default/setpoints?for_s=5", {"window_ms": 900}),
     (0.35, "PATCH", "/admin/v1/pools/default/slo", TIGHT),
@@ -90,7 +90,7 @@ def _commands(port: int, admin: int, worker: int) -> tuple[tuple[str, ...], tupl
     """Return how to start the bundled worker, and two proxy processes in front of it."""
     model = (sys.executable, "-m", "backend", "--model", "demo", "--dtype", "float32", "--port", str(worker))
     upstream = f"upstreams=[{{url: 'http://127.0.0.1:{worker}', profile: trimtab-worker}}]"
-    chosen = (upstream, f"slo.tpot_ms={EASY['tpot_ms']}", *PROMISES, "predictor.mode=history", "drain.grace_s=0",
+    chosen = (upstream, f"slo.tpot_ms={EASY['tpot_ms']}", *TARGETS, "predictor.mode=history", "drain.grace_s=0",
               "setpoints.window_ms.max=1000")  # fmt: skip
     proxy = (
         sys.executable, "-m", "proxy.cli", "serve", "--workers", "2", "--port", str(port), "--admin-port", str(admin),

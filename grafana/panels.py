@@ -289,7 +289,7 @@ def against_target(name: str, title: str, what: str, width: int = 12) -> timeser
     bound = f'trimtab_latency_quantile_%s_seconds{{pool=~"$pool", latency="{name}", q="0.99"}}'
     return lines(
         title,
-        f"{what} Live quantiles over the controller's window; the dashed line is the promise, the thin ones are the "
+        f"{what} Live quantiles over the controller's window; the dashed line is the SLO, the thin ones are the "
         "95% interval of P99 (absent where there are too few requests to know).",
         "s",
         Q(live % "0.99", "{{pool}} p99"),

@@ -1,7 +1,7 @@
 """Real servers behind Trimtab, real clients in front: is anything different from going direct?
 
     python -m benchmarks.compat --install [--only vllm,...]      install what is missing (about 14 GB in all)
-    python -m benchmarks.compat [--only vllm,...] [--promise] [--json FILE] [--list]
+    python -m benchmarks.compat [--only vllm,...] [--slo] [--json FILE] [--list]
 
 Each server is started on a port of its own with Trimtab in front of it. Every request is sent direct, through
 Trimtab, and direct again; groups of requests that may share an upstream call are sent at once; and each client
@@ -36,7 +36,7 @@ def main() -> int:
     parser.add_argument("--install", action="store_true", help="install what is missing, then stop")
     parser.add_argument("--only", default=",".join(SERVERS), help="servers, separated by commas")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write every verdict there")
-    parser.add_argument("--promise", action="store_true", help="configure the upstream and the README's SLO alone")
+    parser.add_argument("--slo", action="store_true", help="configure the upstream and the README's SLO alone")
     parser.add_argument("--list", action="store_true", help="list the servers and whether they are installed")
     options = parser.parse_args()
     names = options.only.split(",")
@@ -56,7 +56,7 @@ def main() -> int:
         for name in names:
             start = time.monotonic()
             print(f"==> {name}", file=sys.stderr, flush=True)
-            outcome = check(SERVERS[name], Path(folder), promise=options.promise)
+            outcome = check(SERVERS[name], Path(folder), slo=options.slo)
             outcomes.append(outcome)
             for line in details(outcome):
                 print(f"    {line}", file=sys.stderr, flush=True)

@@ -43,7 +43,7 @@ class Outcome:
         return [*self.requests, *self.merged, *(v for verdicts in self.clients.values() for v in verdicts)]
 
 
-def check(server: Server, folder: Path, *, promise: bool = False) -> Outcome:
+def check(server: Server, folder: Path, *, slo: bool = False) -> Outcome:
     """Run `server` with Trimtab in front of it, configured for it or as the README does, and compare."""
     outcome = Outcome(server)
     if not server.installed:
@@ -52,7 +52,7 @@ def check(server: Server, folder: Path, *, promise: bool = False) -> Outcome:
     try:
         with (
             serving(server, folder) as direct,
-            trimtab(server, direct, folder, promise=promise) as (through, admin),
+            trimtab(server, direct, folder, slo=slo) as (through, admin),
         ):
             for question in server.asks:
                 answers = [ask(url, question) for url in (direct, through, direct)]

@@ -22,7 +22,7 @@ from benchmarks.compat.server import ROOT, Place, Server
 __all__ = ["DidNotStart", "serving", "trimtab"]
 
 _SPARE = 4
-_PROMISE = {"ttft_ms": 800, "tpot_ms": 60}
+_SLO = {"ttft_ms": 800, "tpot_ms": 60}
 _GRACE_S = 15
 
 
@@ -43,14 +43,14 @@ def serving(server: Server, folder: Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def trimtab(server: Server, upstream: str, folder: Path, *, promise: bool = False) -> Iterator[tuple[str, str]]:
+def trimtab(server: Server, upstream: str, folder: Path, *, slo: bool = False) -> Iterator[tuple[str, str]]:
     """Run Trimtab in front of `upstream`; yields its URL and that of its admin API.
 
-    With a `promise` its configuration is the README's: the upstream and an SLO, and not a word of this server.
+    With `slo` its configuration is the README's: the upstream and an SLO, and not a word of this server.
     """
     home = Path(tempfile.mkdtemp(prefix="trimtab-", dir=folder))
     pool = {"name": server.name, "upstreams": [{"url": upstream, "profile": server.profile}], **server.pool}
-    what = {"upstreams": [upstream], "slo": _PROMISE} if promise else {"pools": [pool]}
+    what = {"upstreams": [upstream], "slo": _SLO} if slo else {"pools": [pool]}
     config = {"listen": {"port": 0}, "admin": {"port": 0}, "log": {"access": False}, **what}
     file = home / "trimtab.yaml"
     file.write_text(yaml.safe_dump(config, sort_keys=False))

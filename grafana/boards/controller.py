@@ -21,7 +21,7 @@ def build() -> d.Dashboard:
     board.with_panel(
         lines(
             "Batch size",
-            "The batch size knob over what is in flight; dashed, how far it may go. Logarithmic.",
+            "The batch size setpoint over what is in flight; dashed, how far it may go. Logarithmic.",
             "none",
             Q(by_pool("trimtab_setpoint_max_batch_size"), "{{pool}}"),
             Q(by_pool("trimtab_setpoint_max_batch_size_bound"), "{{pool}} {{bound}} bound"),
@@ -67,7 +67,7 @@ def build() -> d.Dashboard:
     board.with_panel(
         state(
             "Pins",
-            "Knobs held by an operator: the law cannot move them.",
+            "Setpoints held by an operator: the law cannot move them.",
             Q(by_pool("trimtab_setpoint_pinned"), "{{pool}} {{setpoint}}"),
             {"0": ("law", "green"), "1": ("pinned", "orange")},
             width=6,
@@ -109,7 +109,7 @@ def build() -> d.Dashboard:
     board.with_panel(
         lines(
             "Generation",
-            "Counts changes of the knobs: a flat line is a settled controller.",
+            "Counts changes of the setpoints: a flat line is a settled controller.",
             "none",
             Q(by_pool("trimtab_setpoint_generation"), "{{pool}}"),
         )

@@ -1,4 +1,4 @@
-"""Is the promise kept?"""
+"""Is the SLO kept?"""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSED = (
 
 def build() -> d.Dashboard:
     """Return the dashboard."""
-    board = base("Trimtab / Overview", "trimtab-overview", "Is the promise kept, and if not, where does it break?")
+    board = base("Trimtab / Overview", "trimtab-overview", "Is the SLO kept, and if not, where does it break?")
     requests = 'sum(rate(trimtab_requests_total{pool=~"$pool"}[$__rate_interval]))'
     good = 'sum(rate(trimtab_requests_total{pool=~"$pool", outcome="ok"}[$__rate_interval]))'
     shed = 'sum(rate(trimtab_shed_total{pool=~"$pool"}[$__rate_interval]))'
@@ -68,7 +68,7 @@ def build() -> d.Dashboard:
     board.with_row(row("Right now"))
     for panel in top:
         board.with_panel(panel)
-    board.with_row(row("The promise"))
+    board.with_row(row("The SLO"))
     board.with_panel(against_target("ttft", "Time to first token", "Arrival to the first token of a stream."))
     board.with_panel(against_target("e2e", "End to end", "Arrival to the end of the answer."))
     board.with_panel(against_target("tpot", "Time per output token", "Mean per token after the first."))

@@ -88,12 +88,12 @@ def build() -> d.Dashboard:
     board.with_panel(
         lines(
             "Held by the window",
-            "How long the batching window alone held calls back, of those that it held, against the knob.",
+            "How long the batching window alone held calls back, of those that it held, against the setpoint.",
             "s",
             Q(quantile(0.5, "trimtab_window_wait_seconds", "pool"), "{{pool}} p50"),
             Q(quantile(0.95, "trimtab_window_wait_seconds", "pool"), "{{pool}} p95"),
-            Q(by_pool("trimtab_setpoint_window_seconds"), "{{pool}} knob"),
-            dashed="knob$",
+            Q(by_pool("trimtab_setpoint_window_seconds"), "{{pool}} setpoint"),
+            dashed="setpoint$",
         )
     )
     board.with_panel(

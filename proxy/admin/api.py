@@ -1,4 +1,4 @@
-"""Looking at pools and steering them: promise, knobs, law, decisions."""
+"""Looking at pools and steering them: SLO, setpoints, law, decisions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import asdict
 from aiohttp import web
 
 from proxy.admin.base import Group, answer
-from proxy.admin.changes import BODIES, KNOBS, Kind, check, steps
+from proxy.admin.changes import BODIES, SETPOINTS, Kind, check, steps
 from proxy.admin.expiry import undo_of
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import actor_of, integer, moment, read_body, require_match, seconds
@@ -35,7 +35,7 @@ class PoolsApi(Group):
         return self.show(self.pool(request))
 
     async def patch_slo(self, request: web.Request) -> web.Response:
-        """Change targets of the promise."""
+        """Change targets of the SLO."""
         return await self._change(request, "slo", "body")
 
     async def list_laws(self, request: web.Request) -> web.Response:
@@ -43,16 +43,18 @@ class PoolsApi(Group):
         return answer(laws())
 
     async def patch_setpoints(self, request: web.Request) -> web.Response:
-        """Pin knobs, or give them back with null."""
+        """Pin setpoints, or give them back with null."""
         return await self._change(request, "setpoints", "body")
 
     async def delete_pins(self, request: web.Request) -> web.Response:
-        """Give knobs back to the law: all, or those named by `name`."""
+        """Give setpoints back to the law: all, or those named by `name`."""
         pool = self.pool(request)
         names = request.query.getall("name", [])
         for name in names:
-            if name not in KNOBS:
-                raise field_error("name", f"got {name[:40]!r}; accepted: {' or '.join(KNOBS)}", known=list(KNOBS))
+            if name not in SETPOINTS:
+                raise field_error(
+                    "name", f"got {name[:40]!r}; accepted: {' or '.join(SETPOINTS)}", known=list(SETPOINTS)
+                )
         require_match(request, etag(pool))
         freed = names or None
         self.change(request, pool, lambda now, actor: pool.controller.unpin(freed, now, actor), "name")
@@ -60,11 +62,11 @@ class PoolsApi(Group):
         return self.show(pool)
 
     async def put_law(self, request: web.Request) -> web.Response:
-        """Hand the knobs to another law; they keep their values."""
+        """Hand the setpoints to another law; they keep their values."""
         return await self._change(request, "law", "law")
 
     async def put_freeze(self, request: web.Request) -> web.Response:
-        """Keep the law from turning knobs, or let it go on."""
+        """Keep the law from turning setpoints, or let it go on."""
         return await self._change(request, "freeze", "frozen")
 
     async def put_drain(self, request: web.Request) -> web.Response:
@@ -78,7 +80,7 @@ class PoolsApi(Group):
         return self.show(pool)
 
     async def post_rollback(self, request: web.Request) -> web.Response:
-        """Undo a decision: promise, law or freeze as they were before it, or the knobs."""
+        """Undo a decision: SLO, law or freeze as they were before it, or the setpoints."""
         pool = self.pool(request)
         wanted = await read_body(request, RollbackIn)
         require_match(request, etag(pool))

@@ -13,14 +13,14 @@ from proxy.admin.views import merged_slo
 from proxy.config.base import Section
 from proxy.pool_view import PoolView
 
-__all__ = ["BODIES", "KNOBS", "Change", "Kind", "check", "check_bounds", "steps"]
+__all__ = ["BODIES", "SETPOINTS", "Change", "Kind", "check", "check_bounds", "steps"]
 
 Kind = Literal["slo", "setpoints", "law", "freeze"]
 Change = Callable[[float, str], Decision]
 """Makes a change at a time, in somebody's name. Raises ValueError."""
 
 BODIES: dict[Kind, type[Section]] = {"slo": SloPatch, "setpoints": SetpointsPatch, "law": LawIn, "freeze": FreezeIn}
-KNOBS = ("max_batch_size", "window_ms")
+SETPOINTS = ("max_batch_size", "window_ms")
 
 
 def check(pool: PoolView, kind: Kind, body: Any) -> None:
@@ -57,7 +57,7 @@ def steps(pool: PoolView, kind: Kind, body: Any) -> Sequence[Change]:
 
 
 def _check_slo(pool: PoolView, body: SloPatch) -> None:
-    """Raise ApiError 422 for a class that is not there, ValueError for a promise that nobody can make."""
+    """Raise ApiError 422 for a class that is not there, ValueError for an SLO that nobody can make."""
     merged_slo(pool.controller.slo, body)
     known = list(pool.config.classes)
     for klass, patch in body.classes.items():
@@ -94,6 +94,6 @@ def check_bounds(pool: PoolView, pins: dict[str, float]) -> None:
 
 
 def _pins(body: SetpointsPatch) -> tuple[dict[str, float], list[str]]:
-    given = {name: getattr(body, name) for name in KNOBS if name in body.model_fields_set}
+    given = {name: getattr(body, name) for name in SETPOINTS if name in body.model_fields_set}
     pins = {name: float(value) for name, value in given.items() if value is not None}
     return pins, [name for name, value in given.items() if value is None]

@@ -135,7 +135,7 @@ def _restore(pool: PoolView, kind: Kind, undo: dict[str, Any], now: float) -> li
 
 
 def _restore_promises(controller: PoolController, undo: Mapping[str, Any], now: float) -> list[Decision]:
-    """Put back the pool's promise and those of classes; a kept change that says nothing of classes leaves them."""
+    """Put back the pool's SLO and those of classes; a kept change that says nothing of classes leaves them."""
     targets = {name: value for name, value in undo.items() if name != "classes"}
     wanted = {name: SLO(**own) for name, own in undo.get("classes", {}).items()}
     present = controller.class_slos

@@ -62,29 +62,31 @@ OPERATIONS = (
     Operation("GET", "/admin/v1/pools", "list_pools", "Every pool at a glance.", schemas.PoolsOut),
     Operation("GET", _POOL, "get_pool", "One pool in full, with live quantiles.", schemas.PoolOut, problems=(404,)),
     Operation(
-        "PATCH", f"{_POOL}/slo", "patch_slo", "Change targets of the promise.", schemas.PoolOut,
+        "PATCH", f"{_POOL}/slo", "patch_slo", "Change targets of the SLO.", schemas.PoolOut,
         body=schemas.SloPatch, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
         also=_PLANNED,
     ),
     Operation(
-        "PATCH", f"{_POOL}/setpoints", "patch_setpoints", "Pin knobs, or give them back with null.", schemas.PoolOut,
+        "PATCH", f"{_POOL}/setpoints", "patch_setpoints", "Pin setpoints, or give them back with null.",
+        schemas.PoolOut,
         body=schemas.SetpointsPatch, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
         also=_PLANNED,
     ),
     Operation(
-        "DELETE", f"{_POOL}/pins", "delete_pins", "Give knobs back to the law.", schemas.PoolOut,
-        parameters=(*_WRITE, Parameter("name", "query", "Only these knobs; all when absent.", {
+        "DELETE", f"{_POOL}/pins", "delete_pins", "Give setpoints back to the law.", schemas.PoolOut,
+        parameters=(*_WRITE, Parameter("name", "query", "Only these setpoints; all when absent.", {
             "type": "array", "items": {"type": "string", "enum": ["max_batch_size", "window_ms"]},
         })),
         problems=(404, 412, 422),
     ),
     Operation(
-        "PUT", f"{_POOL}/law", "put_law", "Hand the knobs to another law.", schemas.PoolOut,
+        "PUT", f"{_POOL}/law", "put_law", "Hand the setpoints to another law.", schemas.PoolOut,
         body=schemas.LawIn, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
         also=_PLANNED,
     ),
     Operation(
-        "PUT", f"{_POOL}/freeze", "put_freeze", "Keep the law from turning knobs, or let it go on.", schemas.PoolOut,
+        "PUT", f"{_POOL}/freeze", "put_freeze", "Keep the law from turning setpoints, or let it go on.",
+        schemas.PoolOut,
         body=schemas.FreezeIn, parameters=(*_WRITE, *_TIMES), problems=(404, 409, 412, *_BODY_FAULTS),
         also=_PLANNED,
     ),
@@ -128,7 +130,7 @@ OPERATIONS = (
         problems=(404, 422),
     ),
     Operation(
-        "GET", f"{_POOL}/history", "get_history", "The last ten minutes: latencies, promise, knobs and load.",
+        "GET", f"{_POOL}/history", "get_history", "The last ten minutes: latencies, SLO, setpoints and load.",
         schemas.HistoryOut, problems=(404,),
     ),
     Operation("GET", "/admin/v1/laws", "list_laws", "Every law, and what each can be told.", schemas.LawsOut),
@@ -163,7 +165,7 @@ OPERATIONS = (
 
 
 _TAGGED: dict[type[BaseModel] | None, str] = {
-    schemas.PoolOut: "Names the promise, pins and law.",
+    schemas.PoolOut: "Names the SLO, pins and law.",
     schemas.PlansOut: "Names the list.",
     schemas.ConfigOut: "Names the configuration in force.",
 }

@@ -73,29 +73,28 @@ class SloPatch(TargetsPatch):
     classes: dict[str, TargetsPatch | None] = Field(
         default={},
         max_length=64,
-        description="The same by priority class, laid over what is promised to it now; null gives a class the "
-        "pool's promise again.",
+        description="The same by priority class, laid over its SLO now; null gives a class the pool's SLO again.",
     )
 
 
 class SetpointsPatch(Section):
-    """Values to pin; null gives a knob back to the law, one left out stays as it is."""
+    """Values to pin; null gives a setpoint back to the law, one left out stays as it is."""
 
     max_batch_size: int | None = Field(default=None, ge=1, le=65_536, description="Within the pool's min..max.")
     window_ms: float | None = Field(default=None, ge=0.0, le=60_000.0, description="Within the pool's min..max.")
 
 
 class LawIn(Section):
-    """The law that shall turn the knobs from now on."""
+    """The law that shall turn the setpoints from now on."""
 
     law: str = Field(min_length=1, max_length=64, description="Name of a law.")
     options: dict[str, Any] = Field(default={}, description="Its options; an option left out takes its default.")
 
 
 class FreezeIn(Section):
-    """Whether the law may turn knobs. Admission and batch forming go on either way."""
+    """Whether the law may turn setpoints. Admission and batch forming go on either way."""
 
-    frozen: bool = Field(description="true keeps every knob where it is.")
+    frozen: bool = Field(description="true keeps every setpoint where it is.")
 
 
 class DrainIn(Section):
@@ -128,17 +127,17 @@ class RollbackIn(Section):
 
 
 class WhatIfIn(Section):
-    """A change to try on paper: promise, pins and law, each as in its own operation."""
+    """A change to try on paper: SLO, pins and law, each as in its own operation."""
 
     slo: TargetsPatch | None = Field(default=None, description="Targets to change.")
-    setpoints: SetpointsPatch | None = Field(default=None, description="Knobs to pin.")
+    setpoints: SetpointsPatch | None = Field(default=None, description="Setpoints to pin.")
     law: LawIn | None = Field(default=None, description="Another law.")
 
 
 class SloOut(_Out):
-    """The promise in force."""
+    """The SLO in force."""
 
-    ttft_ms: float | None = Field(default=None, description="Arrival to the first token; null: not promised.")
+    ttft_ms: float | None = Field(default=None, description="Arrival to the first token; null: no target.")
     tpot_ms: float | None = Field(default=None, description="Mean per output token after the first.")
     e2e_ms: float | None = Field(default=None, description="Arrival to the end of the answer.")
     queue_ms: float | None = Field(default=None, description="Wait in the proxy's queue.")
@@ -146,7 +145,7 @@ class SloOut(_Out):
 
 
 class SetpointsOut(_Out):
-    """The knobs in force."""
+    """The setpoints in force."""
 
     max_batch_size: int = Field(description="Largest batch, or most sequences in flight.")
     window_ms: float = Field(description="How long the first waiting item may be held for company.")
@@ -157,10 +156,10 @@ class PoolSummary(_Out):
     """A pool at a glance."""
 
     name: str = Field(description="Its name in the configuration.")
-    law: str = Field(description="The law that turns the knobs.")
+    law: str = Field(description="The law that turns the setpoints.")
     slo: SloOut
     setpoints: SetpointsOut
-    pins: dict[str, float] = Field(description="Knobs held by an operator.")
+    pins: dict[str, float] = Field(description="Setpoints held by an operator.")
     queued: int = Field(description="Requests waiting (items, where the proxy makes the batches).")
     inflight: int = Field(description="Items or sequences at the upstreams.")
 
@@ -168,12 +167,10 @@ class PoolSummary(_Out):
 class PoolOut(PoolSummary):
     """A pool in full."""
 
-    classes: dict[str, SloOut] = Field(
-        description="What is promised to the classes that have a promise of their own."
-    )
-    frozen: bool = Field(description="Whether the law is kept from turning knobs.")
+    classes: dict[str, SloOut] = Field(description="The SLOs of classes that have one of their own.")
+    frozen: bool = Field(description="Whether the law is kept from turning setpoints.")
     expiring: list[dict[str, Any]] = Field(description="Changes that will take themselves back, and when.")
-    bounds: dict[str, float] = Field(description="How far the knobs may go.")
+    bounds: dict[str, float] = Field(description="How far the setpoints may go.")
     dispatch: str = Field(description="merge, gate or auto.")
     laws: list[str] = Field(description="The laws that the pool may be given to.")
     live: dict[str, Any] = Field(
@@ -275,11 +272,11 @@ class HistoryOut(_Out):
     now: float = Field(description="Unix seconds of this answer, by the same clock as `at`.")
     every_s: float = Field(description="Seconds between two points.")
     at: list[float] = Field(description="Unix seconds.")
-    max_batch_size: list[int] = Field(description="The batch size knob.")
-    window_ms: list[float] = Field(description="The batching window knob.")
+    max_batch_size: list[int] = Field(description="The batch size setpoint.")
+    window_ms: list[float] = Field(description="The batching window setpoint.")
     queued: list[int] = Field(description="Requests waiting (items, where the proxy makes the batches).")
     inflight: list[int] = Field(description="Items or sequences at the upstreams.")
-    target_ms: dict[str, list[float | None]] = Field(description="What was promised, by latency; null: nothing.")
+    target_ms: dict[str, list[float | None]] = Field(description="The target, by latency; null: none.")
     p50_ms: dict[str, list[float | None]] = Field(
         description="Median of the minute before, by latency; null: no requests."
     )

@@ -14,7 +14,7 @@ from controller.simulator.whatif import Settings, TooLittle, ask, frame
 from controller.slo import SLO
 from controller.tune.experiment import Arm
 from proxy.admin.base import Group, answer
-from proxy.admin.changes import KNOBS, check_bounds
+from proxy.admin.changes import SETPOINTS, check_bounds
 from proxy.admin.operator import Operator
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import read_body, require_match
@@ -141,4 +141,4 @@ def _pins(pool: PoolView, pins: dict[str, float], wanted: WhatIfIn) -> dict[str,
     fresh = {name: float(value) for name, value in given.items() if value is not None}
     check_bounds(pool, fresh)
     kept = {name: value for name, value in pins.items() if name not in given}
-    return {name: value for name, value in (kept | fresh).items() if name in KNOBS}
+    return {name: value for name, value in (kept | fresh).items() if name in SETPOINTS}

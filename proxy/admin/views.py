@@ -71,7 +71,7 @@ def _common(pool: PoolView, now: float) -> dict[str, Any]:
 
 
 def show_slo(slo: SLO) -> SloOut:
-    """Return the promise in milliseconds."""
+    """Return the SLO in milliseconds."""
     return SloOut(
         ttft_ms=_ms(slo.ttft_s), tpot_ms=_ms(slo.tpot_s), e2e_ms=_ms(slo.e2e_s), queue_ms=_ms(slo.queue_s),
         quantile=slo.quantile,
@@ -89,7 +89,7 @@ def merged_slo(slo: SLO, patch: TargetsPatch) -> SLO:
 
 
 def restored_slo(shown: Mapping[str, Any]) -> SLO:
-    """Return the promise that a decision's `old` or `new` describes, in milliseconds."""
+    """Return the SLO that a decision's `old` or `new` describes, in milliseconds."""
     targets = {f"{name}_s": _seconds(shown.get(f"{name}_ms")) for name in ("ttft", "tpot", "e2e", "queue")}
     return SLO(**targets, quantile=shown["quantile"])
 
@@ -115,7 +115,7 @@ def show_decision(decision: Decision) -> DecisionOut:
 
 
 def etag(pool: PoolView) -> str:
-    """Name the state an operator can change: promise, pins and law. What the law does on its own is not part."""
+    """Name the state an operator can change: SLO, pins and law. What the law does on its own is not part."""
     controller = pool.controller
     shadow = controller.shadow_name
     state = [

@@ -25,7 +25,7 @@ _COMMANDS = {
     "serve": _Entry("proxy.cli.serve", "Run the proxy in front of your inference servers.", True),
     "worker": _Entry("proxy.cli.worker", "Run the bundled inference server."),
     "ctl": _Entry("proxy.cli.ctl", "Look at and steer a running proxy."),
-    "simulate": _Entry("proxy.cli.simulate", "Try laws and promises on a trace, in virtual time.", True),
+    "simulate": _Entry("proxy.cli.simulate", "Try laws and SLOs on a trace, in virtual time.", True),
     "compile": _Entry("proxy.cli.compile", "Turn the request path into machine code."),
     "config": _Entry("proxy.cli.config", "Check, show and describe the configuration."),
 }

@@ -160,7 +160,7 @@ def pools(context: _Context, watch: float | None) -> None:
 @click.option("--watch", type=click.FloatRange(0.2, 3600), metavar="SECONDS", help="Again and again.")
 @_talks
 def show(context: _Context, watch: float | None) -> None:
-    """Show one pool: promise, live latencies, upstreams."""
+    """Show one pool: SLO, live latencies, upstreams."""
     while True:
         answer = context.client.get(context.base)
         if watch is not None and sys.stdout.isatty():
@@ -179,7 +179,7 @@ def show(context: _Context, watch: float | None) -> None:
 @_timed
 @_talks
 def slo(context: _Context, targets: tuple[str, ...], klass: str | None, **times: Any) -> None:
-    """Change the promise: ttft_ms=400 e2e_ms=none quantile=0.95."""
+    """Change the SLO: ttft_ms=400 e2e_ms=none quantile=0.95."""
     if not targets and klass is None:
         raise Refusal("say which target: ttft_ms=400")
     body = _pairs(targets)
@@ -189,20 +189,20 @@ def slo(context: _Context, targets: tuple[str, ...], klass: str | None, **times:
 
 
 @command.command()
-@click.argument("knobs", nargs=-1, required=True, metavar="KNOB=VALUE...")
+@click.argument("setpoints", nargs=-1, required=True, metavar="SETPOINT=VALUE...")
 @_timed
 @_talks
-def pin(context: _Context, knobs: tuple[str, ...], **times: Any) -> None:
-    """Hold knobs: max_batch_size=8 window_ms=0."""
-    context.say_pool(context.client.send("PATCH", f"{context.base}/setpoints", _pairs(knobs), **times))
+def pin(context: _Context, setpoints: tuple[str, ...], **times: Any) -> None:
+    """Hold setpoints: max_batch_size=8 window_ms=0."""
+    context.say_pool(context.client.send("PATCH", f"{context.base}/setpoints", _pairs(setpoints), **times))
 
 
 @command.command()
-@click.argument("knobs", nargs=-1)
+@click.argument("setpoints", nargs=-1)
 @_talks
-def unpin(context: _Context, knobs: tuple[str, ...]) -> None:
-    """Give knobs back to the law, all when none is named."""
-    context.say_pool(context.client.send("DELETE", f"{context.base}/pins", name=list(knobs) or None))
+def unpin(context: _Context, setpoints: tuple[str, ...]) -> None:
+    """Give setpoints back to the law, all when none is named."""
+    context.say_pool(context.client.send("DELETE", f"{context.base}/pins", name=list(setpoints) or None))
 
 
 @command.command()
@@ -211,7 +211,7 @@ def unpin(context: _Context, knobs: tuple[str, ...]) -> None:
 @_timed
 @_talks
 def law(context: _Context, name: str | None, options: tuple[str, ...], **times: Any) -> None:
-    """Hand the knobs to another law; without NAME, show every law and what it can be told."""
+    """Hand the setpoints to another law; without NAME, show every law and what it can be told."""
     if name is None:
         known = context.client.get("/admin/v1/laws")
         context.say(known, laws_text(known["laws"]))
@@ -245,7 +245,7 @@ def experiment(context: _Context, law_name: str | None, block: float | None, pai
 @_timed
 @_talks
 def freeze(context: _Context, off: bool, **times: Any) -> None:
-    """Keep the law from turning knobs."""
+    """Keep the law from turning setpoints."""
     context.say_pool(context.client.send("PUT", f"{context.base}/freeze", {"frozen": not off}, **times))
 
 

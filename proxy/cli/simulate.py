@@ -1,4 +1,4 @@
-"""`trimtab simulate`: try laws and promises on a trace before they touch traffic."""
+"""`trimtab simulate`: try laws and SLOs on a trace before they touch traffic."""
 
 from __future__ import annotations
 

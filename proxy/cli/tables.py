@@ -46,7 +46,7 @@ def _cell(value: object) -> str:
 
 
 def pools_table(pools: Sequence[dict[str, Any]]) -> str:
-    """Return every pool on a line: what is promised, what is turned, what is going on."""
+    """Return every pool on a line: the SLO, the setpoints, what is going on."""
     rows = []
     for pool in pools:
         pinned = dict.fromkeys(pool["pins"], "*")
@@ -54,7 +54,7 @@ def pools_table(pools: Sequence[dict[str, Any]]) -> str:
         rows.append(
             (
                 pool["name"],
-                promise(pool["slo"]),
+                targets(pool["slo"]),
                 pool["law"],
                 f"{setpoints['max_batch_size']}{pinned.get('max_batch_size', '')}",
                 f"{setpoints['window_ms']:g} ms{pinned.get('window_ms', '')}",
@@ -62,7 +62,7 @@ def pools_table(pools: Sequence[dict[str, Any]]) -> str:
                 pool["inflight"],
             )
         )
-    text = table(("POOL", "PROMISE", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"), rows)
+    text = table(("POOL", "SLO", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"), rows)
     return text + ("\n* pinned" if any(pool["pins"] for pool in pools) else "")
 
 
@@ -83,7 +83,7 @@ def plans_table(plans: Sequence[dict[str, Any]]) -> str:
     return table(("PLAN", "AT", "FOR", "POOL", "WHAT", "CHANGE", "BY"), rows) if rows else "nothing is planned"
 
 
-def promise(slo: dict[str, Any]) -> str:
+def targets(slo: dict[str, Any]) -> str:
     """Return targets as `ttft 500 ms, e2e 10000 ms at p99`."""
     targets = [f"{name} {slo[f'{name}_ms']:g} ms" for name in _TARGETS if slo.get(f"{name}_ms") is not None]
     return f"{', '.join(targets)} at p{100 * slo['quantile']:g}" if targets else "none"

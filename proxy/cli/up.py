@@ -84,7 +84,7 @@ def command(
 
 
 def _with_upstream(overrides: Sequence[Override], url: str) -> list[Override]:
-    """Add the worker as the upstream, and a promise for the demo unless one is set."""
+    """Add the worker as the upstream, and an SLO for the demo unless one is set."""
     chosen = {override.path for override in overrides}
     slo = [
         Override(("slo", key), value, "trimtab up") for key, value in _DEMO_SLO.items() if ("slo", key) not in chosen
@@ -175,7 +175,7 @@ class _Up:
             f"  curl -s {proxy}/v1/completions -H 'Content-Type: application/json' \\",
             f"    -d '{json.dumps(body)}'",
             "",
-            "Change its promise while it runs, and see what the controller makes of it:",
+            "Change its SLO while it runs, and see what the controller makes of it:",
             f"  {ctl} slo tpot_ms=75",
             f"  {ctl} decisions",
             "",

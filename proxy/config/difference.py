@@ -56,5 +56,5 @@ def needs_new_pool(old: PoolConfig, new: PoolConfig) -> bool:
 
 
 def keeps_controller(old: PoolConfig, new: PoolConfig) -> bool:
-    """Return whether what the controller of a rebuilt pool has learned still holds: the same knobs and dispatch."""
+    """Return whether what the controller of a rebuilt pool has learned still holds: same setpoints, same dispatch."""
     return old.setpoints == new.setpoints and old.dispatch == new.dispatch

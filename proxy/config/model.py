@@ -249,7 +249,7 @@ class TracingConfig(Section):
 
 
 class StateConfig(Section):
-    """What survives a restart: pins, promises and laws set by operators, the knobs, and what was learned."""
+    """What survives a restart: pins, SLOs and laws set by operators, the setpoints, and what was learned."""
 
     enabled: bool = Field(default=True, description="Whether anything is kept.")
     path: str | None = Field(

@@ -1,4 +1,4 @@
-"""One pool: which requests it takes, where it sends them, what it promises and how it waits."""
+"""One pool: which requests it takes, where it sends them, its SLO and how it waits."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class MatchConfig(Section):
 
 
 class SloConfig(Section):
-    """The promise: each target holds for `quantile` of the admitted requests. No target, no promise."""
+    """The SLO: each target holds for `quantile` of the admitted requests. No target, no SLO."""
 
     ttft_ms: float | None = Field(default=None, ge=_LEAST_MS, le=_DAY_MS, description="Arrival to the first token.")
     tpot_ms: float | None = Field(
@@ -133,10 +133,10 @@ class WindowRange(_Range):
 
 
 class SetpointsConfig(Section):
-    """The knobs the controller turns: where they start and how far they may go."""
+    """The setpoints the controller turns: where they start and how far they may go."""
 
-    max_batch_size: BatchSizeRange = Field(default=BatchSizeRange(), description="Batch size knob.")
-    window_ms: WindowRange = Field(default=WindowRange(), description="Batching window knob.")
+    max_batch_size: BatchSizeRange = Field(default=BatchSizeRange(), description="Batch size setpoint.")
+    window_ms: WindowRange = Field(default=WindowRange(), description="Batching window setpoint.")
 
 
 class QueueConfig(Section):
@@ -173,7 +173,7 @@ class ClassConfig(Section):
     max_queued: int | None = Field(default=None, ge=1, le=1_000_000, description="Its own bound in the queue.")
     express: bool = Field(default=False, description="Skip the batching window.")
     slo: SloConfig | None = Field(
-        default=None, description="Its own promise; targets that are absent here are the pool's."
+        default=None, description="Its own SLO; targets that are absent here are the pool's."
     )
 
 
@@ -258,7 +258,7 @@ class KeepaliveConfig(Section):
 
 
 class PoolConfig(Section):
-    """Upstreams that can serve the same requests, with one queue and one promise."""
+    """Upstreams that can serve the same requests, with one queue and one SLO."""
 
     name: str = Field(default="default", pattern=NAME_PATTERN, description="Name in URLs, logs and metrics.")
     match: MatchConfig = Field(default=MatchConfig(), description="Which requests it takes.")
@@ -273,8 +273,8 @@ class PoolConfig(Section):
         description="merge: the proxy makes batches. gate: the upstream batches, the proxy bounds its concurrency. "
         "auto: merge lists of independent items where the upstream is known to take them, gate the rest.",
     )
-    slo: SloConfig = Field(default=SloConfig(), description="The promise.")
-    setpoints: SetpointsConfig = Field(default=SetpointsConfig(), description="The knobs.")
+    slo: SloConfig = Field(default=SloConfig(), description="The SLO.")
+    setpoints: SetpointsConfig = Field(default=SetpointsConfig(), description="The setpoints.")
     max_batch_tokens: int | None = Field(
         default=None, ge=1, le=100_000_000, description="merge: most estimated tokens in one upstream call."
     )
@@ -310,12 +310,12 @@ class PoolConfig(Section):
     policy_options: dict[str, Any] = Field(default={}, description="Options of the policy.")
     predictor: PredictorConfig = Field(default=PredictorConfig(), description="Predicting how long answers will be.")
     law: str = Field(
-        default="deadline", pattern=NAME_PATTERN, description="How the knobs follow the latency: a control law."
+        default="deadline", pattern=NAME_PATTERN, description="How the setpoints follow the latency: a control law."
     )
     law_options: dict[str, Any] = Field(default={}, description="Options of the law.")
     tick_s: float = Field(default=1.0, ge=0.05, le=60.0, description="Between two decisions of the controller.")
-    timeouts: TimeoutsConfig = Field(default=TimeoutsConfig(), description="Patience with upstreams.")
-    retries: RetriesConfig = Field(default=RetriesConfig(), description="Second tries.")
+    timeouts: TimeoutsConfig = Field(default=TimeoutsConfig(), description="How long to wait for upstreams.")
+    retries: RetriesConfig = Field(default=RetriesConfig(), description="Retries at another upstream.")
     routing: RoutingConfig = Field(default=RoutingConfig(), description="Which upstream gets the next call.")
     fallback: FallbackConfig | None = Field(
         default=None, description="Another pool for what this one cannot take; none when absent."
@@ -358,11 +358,11 @@ class PoolConfig(Section):
         return value
 
     def to_slo(self) -> SLO:
-        """Return the promise in the controller's terms."""
+        """Return the SLO in the controller's terms."""
         return self.slo.to_slo()
 
     def to_class_slos(self) -> dict[str, SLO]:
-        """Return the promises of classes that have one of their own; what those leave open is the pool's."""
+        """Return the SLOs of classes that have one of their own; what those leave open is the pool's."""
         found = {}
         for name, klass in self.classes.items():
             if klass.slo is not None:
@@ -371,13 +371,13 @@ class PoolConfig(Section):
         return found
 
     def to_setpoints(self) -> Setpoints:
-        """Return generation 0 of the knobs."""
+        """Return generation 0 of the setpoints."""
         return Setpoints(
             max_batch_size=self.setpoints.max_batch_size.initial, window_ms=self.setpoints.window_ms.initial
         )
 
     def to_bounds(self) -> Bounds:
-        """Return how far the controller may turn the knobs."""
+        """Return how far the controller may turn the setpoints."""
         size, window = self.setpoints.max_batch_size, self.setpoints.window_ms
         return Bounds(
             min_batch_size=size.min, max_batch_size=size.max, min_window_ms=window.min, max_window_ms=window.max

@@ -23,7 +23,7 @@ def remarks(pool: PoolConfig) -> Iterator[str]:
 
 def _coverage(pool: PoolConfig) -> Iterator[str]:
     promises = [f"{name.removesuffix('_s')} {target * 1000.0:g} ms" for name, target in _targets(pool)]
-    promised = f"its promise ({', '.join(promises)})" if promises else "its bounds"
+    promised = f"its SLO ({', '.join(promises)})" if promises else "its bounds"
     if not promises and _ASKED_FOR.isdisjoint(pool.model_fields_set) and pool.wire != "opaque":
         return
     if pool.wire == "passthrough":

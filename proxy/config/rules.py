@@ -49,7 +49,7 @@ def controller_for(
 
 
 def _at_a_gate(config: PoolConfig, setpoints: Setpoints) -> Setpoints:
-    """Return where the knobs of a gate start, as far as nobody says so."""
+    """Return where the setpoints of a gate start, as far as nobody says so."""
     size, window = setpoints.max_batch_size, setpoints.window_ms
     if "initial" not in config.setpoints.max_batch_size.model_fields_set:
         # The cap is the pool's: as many to begin with for each upstream as a single one would have.

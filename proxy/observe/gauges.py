@@ -18,7 +18,7 @@ __all__ = ["STATES", "VERDICTS", "PoolGauges"]
 STATES = ("up", "overloaded", "ejected", "down", "draining", "drained")
 VERDICTS = ("met", "missed", "unproven")
 _LOG = logging.getLogger("trimtab.metrics")
-KNOBS = ("max_batch_size", "window_ms")
+SETPOINTS = ("max_batch_size", "window_ms")
 
 _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "queue_size": ("Requests waiting.", ("pool", "class")),
@@ -28,12 +28,12 @@ _GAUGES: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "inflight_calls": ("Upstream calls in flight.", ("pool",)),
     "leases": ("Slots at upstreams that are taken and not yet given back.", ("pool",)),
     "saturation_ratio": ("Share in use of what the setpoints allow in flight.", ("pool",)),
-    "setpoint_max_batch_size": ("The batch size knob: largest batch, or sequences allowed in flight.", ("pool",)),
-    "setpoint_window_seconds": ("The batching window knob.", ("pool",)),
-    "setpoint_generation": ("Counts changes of the knobs.", ("pool",)),
-    "setpoint_pinned": ("1 while an operator holds the knob.", ("pool", "setpoint")),
-    "setpoint_max_batch_size_bound": ("How far the batch size knob may go.", ("pool", "bound")),
-    "law_info": ("Always 1; the law that turns the knobs.", ("pool", "law")),
+    "setpoint_max_batch_size": ("The batch size setpoint: largest batch, or sequences allowed in flight.", ("pool",)),
+    "setpoint_window_seconds": ("The batching window setpoint.", ("pool",)),
+    "setpoint_generation": ("Counts changes of the setpoints.", ("pool",)),
+    "setpoint_pinned": ("1 while an operator holds the setpoint.", ("pool", "setpoint")),
+    "setpoint_max_batch_size_bound": ("How far the batch size setpoint may go.", ("pool", "bound")),
+    "law_info": ("Always 1; the law that turns the setpoints.", ("pool", "law")),
     "slo_target_seconds": ("The latency promised.", ("pool", "slo")),
     "slo_objective_ratio": ("The share of requests it is promised for.", ("pool",)),
     "slo_verdict": ("1 for what the evidence of the window says about a target.", ("pool", "slo", "verdict")),
@@ -107,8 +107,8 @@ def _knobs(put: _Put, pool: PoolView) -> None:
     put("setpoint_generation", setpoints.generation, name)
     put("setpoint_max_batch_size_bound", bounds.min, name, "min")
     put("setpoint_max_batch_size_bound", bounds.max, name, "max")
-    for knob in KNOBS:
-        put("setpoint_pinned", knob in controller.pins, name, knob)
+    for setpoint in SETPOINTS:
+        put("setpoint_pinned", setpoint in controller.pins, name, setpoint)
     put("law_info", 1, name, controller.law_name)
 
 

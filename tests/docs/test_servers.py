@@ -42,9 +42,9 @@ def test_the_first_configuration_names_the_profile_of_its_page(page: Path) -> No
 
 
 @each_server
-def test_a_page_says_how_to_start_what_to_promise_and_what_to_watch(page: Path) -> None:
+def test_a_page_says_how_to_start_which_slo_and_what_to_watch(page: Path) -> None:
     text = page.read_text()
-    assert re.search("promise first", text, re.IGNORECASE)
+    assert re.search("which slo first|first slo", text, re.IGNORECASE)
     assert re.search(r"\bwatch\b", text, re.IGNORECASE)
     assert "trimtab serve -c trimtab.yaml" in text
 

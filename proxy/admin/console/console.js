@@ -4,21 +4,21 @@ import { Chart } from "./chart.js";
 const KEPT_MS = 600_000; // history
 const OPEN_MS = 120_000; // how long what came of a decision is asked for
 const LATENCIES = { ttft: "First token", tpot: "Per token", e2e: "End to end", queue: "Queue" };
-const KNOBS = { max_batch_size: "Batch size", window_ms: "Window, ms" };
+const SETPOINTS = { max_batch_size: "Batch size", window_ms: "Window, ms" };
 const UNDOABLE = new Set(["admin.slo", "admin.law", "admin.freeze"]);
 const RANK = { missed: 3, unproven: 2, met: 1 };
 const WORDS = {
-  missed: ["\u2716", "The promise is broken"],
+  missed: ["\u2716", "The SLO is broken"],
   unproven: ["?", "Not proven either way"],
-  met: ["\u2714", "The promise is kept"],
+  met: ["\u2714", "The SLO is kept"],
 };
-const PENDING = { slo: "The promise goes", setpoints: "The knobs go", law: "The law goes", freeze: "The freeze goes" };
+const PENDING = { slo: "The SLO goes", setpoints: "The setpoints go", law: "The law goes", freeze: "The freeze goes" };
 const $ = (id) => document.getElementById(id);
 
 const state = { pool: "", shown: "", history: new Map(), detail: null, lastEvent: null, dirty: new Set(), marks: [],
   skew: 0 /* ms from the proxy's clock to ours */ };
 const latencyChart = new Chart($("latency"), { count: 4, span: KEPT_MS, format: (value) => ms(value) });
-const knobsChart = new Chart($("knobs"), { count: 2, span: KEPT_MS, format: (value) => String(Number(value.toPrecision(3))) });
+const setpointsChart = new Chart($("setpoints"), { count: 2, span: KEPT_MS, format: (value) => String(Number(value.toPrecision(3))) });
 
 function el(tag, attributes = {}, ...children) {
   const node = document.createElement(tag);
@@ -200,7 +200,7 @@ async function refresh() {
   }
 }
 
-// ---- the promise, in one look
+// ---- the SLO, in one look
 
 function draw() {
   const history = state.history.get(state.pool);
@@ -228,8 +228,8 @@ function draw() {
       + `target ${ms(now.slo[`${state.shown}_ms`])}, over ${found.n} requests of the last minute.`
     : `${LATENCIES[state.shown]}: no requests in the last minute.`;
   const batch = { ...pick("batch", "batch size", (pool) => pool.setpoints.max_batch_size), step: true };
-  knobsChart.show(at, [pick("inflight", "in flight", (pool) => pool.inflight), batch], { marks });
-  $("knobs-text").textContent = `Batch size ${now.setpoints.max_batch_size}, window ${ms(now.setpoints.window_ms)}, `
+  setpointsChart.show(at, [pick("inflight", "in flight", (pool) => pool.inflight), batch], { marks });
+  $("setpoints-text").textContent = `Batch size ${now.setpoints.max_batch_size}, window ${ms(now.setpoints.window_ms)}, `
     + `turned by ${now.law}. ${now.queued} waiting, ${now.inflight} in flight.`;
 }
 
@@ -249,14 +249,14 @@ const worst = (pool) => judged(pool).sort((a, b) => RANK[b.verdict] - RANK[a.ver
 function showPromise(pool) {
   const targets = judged(pool), first = worst(pool);
   $("headline").className = `card ${first ? first.verdict : ""}`;
-  const [mark, word] = first ? WORDS[first.verdict] : ["", "Nothing is promised"];
+  const [mark, word] = first ? WORDS[first.verdict] : ["", "There is no SLO"];
   if ($("verdict-word").textContent !== word) {
     $("verdict-mark").textContent = mark;
     $("verdict-word").textContent = word;
   }
   $("verdict-why").textContent = `${why(targets, first)} ${away(pool)}`.trim();
   document.title = `${mark} ${pool.name} · Trimtab`.trim();
-  $("promise").replaceChildren(...targets.map((one) => {
+  $("slo-cards").replaceChildren(...targets.map((one) => {
     const interval = one.found && one.found.low_ms !== null && one.found.high_ms !== null
       ? `; between ${ms(one.found.low_ms)} and ${ms(one.found.high_ms)}` : "";
     const fill = el("i", { className: one.used > 1 ? "over" : one.used > 0.85 ? "tight" : "" });
@@ -274,7 +274,7 @@ function why(targets, first) {
   if (first.verdict === "missed") {
     const also = targets.filter((one) => one.verdict === "missed" && one !== first && one.name !== first.name)
       .map((one) => LATENCIES[one.name].toLowerCase());
-    return `${LATENCIES[first.name]}: ${first.q} is ${ms(first.found?.value_ms)} where ${ms(first.target)} is promised; ${seen}.`
+    return `${LATENCIES[first.name]}: ${first.q} is ${ms(first.found?.value_ms)} where ${ms(first.target)} is the target; ${seen}.`
       + (also.length ? ` So ${also.length === 1 ? "is" : "are"} ${also.join(" and ")}.` : "");
   }
   if (first.verdict === "met") return `Every target holds, with 95% certainty. The tightest, ${LATENCIES[first.name].toLowerCase()}: ${seen}.`;
@@ -307,12 +307,12 @@ function showVitals(pool) {
 }
 
 function showHolder(detail) {
-  const pinned = Object.entries(detail.pins).map(([name, value]) => `${KNOBS[name]} is pinned at ${value}`);
-  const held = detail.frozen ? ["Every knob is frozen", ...pinned] : pinned;
+  const pinned = Object.entries(detail.pins).map(([name, value]) => `${SETPOINTS[name]} is pinned at ${value}`);
+  const held = detail.frozen ? ["Every setpoint is frozen", ...pinned] : pinned;
   $("holder").classList.toggle("held", held.length > 0);
   $("holder").textContent = held.length
     ? `${held.join("; ")}: the law ${detail.law} cannot react with what is held.`
-    : `The knobs are turned by the law ${detail.law}.`;
+    : `The setpoints are turned by the law ${detail.law}.`;
 }
 
 // ---- steering
@@ -340,13 +340,13 @@ function showDetail(detail) {
     $("targets").replaceChildren(...Object.entries(LATENCIES).map(([name, label]) =>
       field(`slo-${name}`, `${label}, ms`, detail.slo[`${name}_ms`], slider)));
   }
-  if (![...state.dirty].some((id) => id.startsWith("knob-")) && !$("pins").contains(document.activeElement)) {
-    $("knob-fields").replaceChildren(...Object.entries(KNOBS).map(([name, label]) => {
+  if (![...state.dirty].some((id) => id.startsWith("setpoint-")) && !$("pins").contains(document.activeElement)) {
+    $("setpoint-fields").replaceChildren(...Object.entries(SETPOINTS).map(([name, label]) => {
       const stem = name.replace("max_", "");
       const [low, high] = [detail.bounds[`min_${stem}`], detail.bounds[`max_${stem}`]];
       const slider = { range: { min: low, max: high, step: name === "window_ms" ? 0.5 : 1 }, to: (value) => value, from: (value) => value };
       const pinned = name in detail.pins ? " (pinned)" : "";
-      return field(`knob-${name}`, label + pinned, detail.setpoints[name], slider, preview);
+      return field(`setpoint-${name}`, label + pinned, detail.setpoints[name], slider, preview);
     }));
     preview();
   }
@@ -354,7 +354,7 @@ function showDetail(detail) {
     $("law").replaceChildren(...detail.laws.map((name) => el("option", { value: name, selected: name === detail.law }, name)));
   }
   $("freeze").setAttribute("aria-pressed", String(detail.frozen));
-  $("freeze").textContent = detail.frozen ? "Frozen: let the law go on" : "Freeze the knobs";
+  $("freeze").textContent = detail.frozen ? "Frozen: let the law go on" : "Freeze the setpoints";
   $("expiring").replaceChildren(...detail.expiring.map((one) => el("li", {}, `${PENDING[one.kind] || one.kind} back in ${ago(one.in_s)}.`)));
   $("upstreams").replaceChildren(...(detail.stats.upstreams || []).map((up) => el("tr", {},
     el("th", { scope: "row" }, up.url), el("td", { className: up.state }, up.state), el("td", {}, String(up.inflight)),
@@ -369,7 +369,7 @@ function showDetail(detail) {
 
 function preview() {
   const predicted = state.detail?.live?.model?.whole?.predicted_ms || state.detail?.live?.model?.predicted_ms;
-  const size = $("knob-max_batch_size")?.valueAsNumber;
+  const size = $("setpoint-max_batch_size")?.valueAsNumber;
   if (!predicted || !Object.keys(predicted).length || !(size > 0)) { $("preview").textContent = ""; return; }
   const at = (wanted) => {
     const points = Object.entries(predicted).map(([key, value]) => [Number(key), value]).sort((a, b) => a[0] - b[0]);
@@ -397,12 +397,12 @@ $("slo").addEventListener("submit", (event) => {
 $("pins").addEventListener("submit", (event) => {
   event.preventDefault();
   const body = {};
-  for (const name of Object.keys(KNOBS)) body[name] = Number($(`knob-${name}`).value);
+  for (const name of Object.keys(SETPOINTS)) body[name] = Number($(`setpoint-${name}`).value);
   change("PATCH", `/setpoints${held()}`, body);
 });
 $("try").addEventListener("click", async () => {
   const setpoints = {};
-  for (const name of Object.keys(KNOBS)) setpoints[name] = Number($(`knob-${name}`).value);
+  for (const name of Object.keys(SETPOINTS)) setpoints[name] = Number($(`setpoint-${name}`).value);
   $("paper").textContent = "Playing the last minutes' requests...";
   try {
     const found = await call("POST", `${base()}/what-if`, { setpoints });

@@ -55,44 +55,44 @@ async def test_pages_need_no_token_but_what_they_ask_for_does(operator: FakeOper
 class TestInBrowser:
     pytestmark = in_browser
 
-    async def test_reads_the_promise_and_the_knobs(self, browser: Browser) -> None:
-        await browser.says("#promise", "target 500 ms at P99")
-        await browser.says("#knobs-text", "Batch size 8")
+    async def test_reads_the_slo_and_the_setpoints(self, browser: Browser) -> None:
+        await browser.says("#slo-cards", "target 500 ms at P99")
+        await browser.says("#setpoints-text", "Batch size 8")
         await browser.says("#link", "live")
         assert await browser.page.evaluate("document.documentElement.scrollWidth") <= 360
 
-    async def test_changes_the_promise(self, browser: Browser) -> None:
-        await browser.says("#promise", "500 ms")
+    async def test_changes_the_slo(self, browser: Browser) -> None:
+        await browser.says("#slo-cards", "500 ms")
         await browser.page.fill("#slo-ttft", "250")
         await browser.page.fill("#slo-e2e", "")
         await browser.page.click("#slo button")
-        await browser.says("#promise", "target 250 ms")
+        await browser.says("#slo-cards", "target 250 ms")
         assert browser.operator.pools["chat"].controller.slo == SLO(ttft_s=0.25)
         await browser.says("#decisions", "admin.slo")
 
     async def test_pins_and_gives_back(self, browser: Browser) -> None:
-        await browser.says("#knobs-text", "Batch size 8")
-        await browser.page.fill("#knob-max_batch_size", "5")
+        await browser.says("#setpoints-text", "Batch size 8")
+        await browser.page.fill("#setpoint-max_batch_size", "5")
         await browser.page.click("#pins button[type=submit], #pins button:not([type])")
-        await browser.says("#knobs-text", "Batch size 5")
+        await browser.says("#setpoints-text", "Batch size 5")
         assert dict(browser.operator.pools["chat"].controller.pins)["max_batch_size"] == 5
         await browser.page.click("#unpin")
         await browser.says("#decisions", "admin.unpin")
         assert browser.operator.pools["chat"].controller.pins == {}
 
     async def test_a_refusal_says_why(self, browser: Browser) -> None:
-        await browser.says("#knobs-text", "Batch size 8")
-        await browser.page.fill("#knob-max_batch_size", "999")
+        await browser.says("#setpoints-text", "Batch size 8")
+        await browser.page.fill("#setpoint-max_batch_size", "999")
         await browser.page.click("#pins button:not([type])")
         await browser.says("#error", "max_batch_size: got 999; accepted: 1 to 64")
 
     async def test_rolls_back(self, browser: Browser) -> None:
-        await browser.says("#promise", "500 ms")
+        await browser.says("#slo-cards", "500 ms")
         await browser.page.fill("#slo-ttft", "250")
         await browser.page.click("#slo button")
-        await browser.says("#promise", "target 250 ms")
+        await browser.says("#slo-cards", "target 250 ms")
         await browser.page.get_by_label("Undo decision 1").click()
-        await browser.says("#promise", "target 500 ms")
+        await browser.says("#slo-cards", "target 500 ms")
 
     async def test_loses_the_connection_and_recovers(self, browser: Browser) -> None:
         await browser.says("#link", "live")
@@ -114,24 +114,24 @@ class TestInBrowser:
         await browser.page.reload()
         await browser.says("#link", "live")
         await browser.page.wait_for_function(
-            "document.querySelector('#knobs .batch').getAttribute('d').length > 2000"
+            "document.querySelector('#setpoints .batch').getAttribute('d').length > 2000"
         )
-        await browser.page.focus("#knobs")
-        said = [await browser.page.get_attribute("#knobs", "aria-valuetext")]
+        await browser.page.focus("#setpoints")
+        said = [await browser.page.get_attribute("#setpoints", "aria-valuetext")]
         await browser.page.keyboard.press("Home")
-        said.append(await browser.page.get_attribute("#knobs", "aria-valuetext"))
+        said.append(await browser.page.get_attribute("#setpoints", "aria-valuetext"))
         assert ["batch size 3" in said[0], "batch size 8" in said[1]] == [True, True], said
 
     async def test_works_by_keyboard_alone(self, browser: Browser) -> None:
-        await browser.says("#promise", "500 ms")
+        await browser.says("#slo-cards", "500 ms")
         await browser.page.focus("#slo-ttft")
         await browser.page.keyboard.press("Control+A")
         await browser.page.keyboard.type("321")
         await browser.page.keyboard.press("Enter")
-        await browser.says("#promise", "target 321 ms")
+        await browser.says("#slo-cards", "target 321 ms")
 
     async def test_every_control_has_a_name(self, browser: Browser) -> None:
-        await browser.says("#promise", "500 ms")
+        await browser.says("#slo-cards", "500 ms")
         unnamed = await browser.page.evaluate(
             """() => [...document.querySelectorAll("input, select, button")]
                 .filter((node) => node.getAttribute("aria-hidden") !== "true")
@@ -146,6 +146,6 @@ class TestInBrowser:
         await browser.page.locator("#login").wait_for(state="visible", timeout=15_000)
         await browser.page.fill("#token", "t" * 16)
         await browser.page.keyboard.press("Enter")
-        await browser.says("#promise", "500 ms")
+        await browser.says("#slo-cards", "500 ms")
         await asyncio.sleep(0)
         assert await browser.page.evaluate("localStorage.length") == 0

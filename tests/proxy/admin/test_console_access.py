@@ -35,7 +35,7 @@ async def test_axe_finds_no_serious_fault(browser: Browser) -> None:
 
 @every_window
 async def test_nothing_sticks_out_sideways(browser: Browser) -> None:
-    await browser.says("#promise", "500 ms")
+    await browser.says("#slo-cards", "500 ms")
     wide = await browser.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
     assert wide <= 0
 
@@ -45,7 +45,7 @@ async def test_the_verdict_is_a_sentence_of_its_own(browser: Browser) -> None:
     await browser.says("#verdict-why", "no requests to judge by")
     controller = browser.operator.pools["chat"].controller
     controller.set_slo(SLO(), 1000.0, "admin:ann")
-    await browser.says("#verdict", "Nothing is promised")
+    await browser.says("#verdict", "There is no SLO")
     assert show_slo(controller.slo).ttft_ms is None
 
 
@@ -70,11 +70,11 @@ async def test_first_paint_takes_less_than_100_kilobytes(browser: Browser) -> No
 
 
 async def test_a_field_that_was_touched_is_marked_until_it_is_sent(browser: Browser) -> None:
-    await browser.says("#promise", "500 ms")
+    await browser.says("#slo-cards", "500 ms")
     await browser.page.fill("#slo-ttft", "321")
     assert await browser.page.locator(".field.changed").count() == 1
     await browser.page.click("#slo button")
-    await browser.says("#promise", "target 321 ms")
+    await browser.says("#slo-cards", "target 321 ms")
     await browser.page.locator(".field.changed").wait_for(state="detached", timeout=15_000)
 
 

@@ -178,7 +178,7 @@ def hide(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
     )
 
 
-def test_check_says_what_a_promise_covers_and_what_it_does_not() -> None:
+def test_check_says_what_an_slo_covers_and_what_it_does_not() -> None:
     Path("trimtab.yaml").write_text(
         "pools:\n"
         "  - {name: a, upstreams: [http://a:1/v1], slo: {e2e_ms: 500, ttft_ms: 100}, match: {paths: [/x]}}\n"
@@ -187,7 +187,7 @@ def test_check_says_what_a_promise_covers_and_what_it_does_not() -> None:
     )
     lines = run("config", "check").stdout.splitlines()
     assert lines[0] == "trimtab.yaml: ok; pools: a, b, c"
-    assert lines[1].startswith("  pool a: covered by its promise (ttft 100 ms, e2e 500 ms): POSTs of known protocols")
+    assert lines[1].startswith("  pool a: covered by its SLO (ttft 100 ms, e2e 500 ms): POSTs of known protocols")
     assert "ttft 100 ms where the answer is an event stream; not covered: other methods, WebSockets" in lines[1]
     assert lines[2].startswith("  pool a: http://a:1/v1 ends in /v1: requests for /v1/... go to http://a:1/v1/...")
     assert lines[3].startswith("  pool b: wire is passthrough, so no request waits, takes a place or counts against")

@@ -47,7 +47,7 @@ async def said(ctl: Ctl, *arguments: str) -> str:
 
 async def test_pools_on_a_line_each(ctl: Ctl) -> None:
     lines = (await said(ctl, "pools")).splitlines()
-    assert lines[0].split() == ["POOL", "PROMISE", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"]
+    assert lines[0].split() == ["POOL", "SLO", "LAW", "BATCH", "WINDOW", "QUEUED", "INFLIGHT"]
     assert lines[1].startswith("chat   ttft 500 ms, e2e 10000 ms at p99  deadline  8      5 ms")
     assert lines[2].startswith("embed  none")
 
