@@ -38,8 +38,8 @@ that were, in the words of the answer's `x-trimtab-reason`. With [several worker
 caller can choose is folded into `other` when nobody configured it. No label holds a key, a tenant, a prompt or a
 request id.
 
-**Targets are buckets.** Each histogram of a latency that an SLO may bound has a bucket boundary exactly at the target,
-also at one that was set while running, so that "how many were in time" is exact and not interpolated.
+**Targets are buckets.** Each histogram of a latency that an SLO may bound has a bucket boundary exactly at the
+target, also at one that was set while running, so that "how many were in time" is exact and not interpolated.
 
 **Histograms are classic.** Prometheus takes native histograms over protobuf, which its Python client (0.26) does not
 write; it writes them in the draft of OpenMetrics 2.0, which Prometheus does not ask for. So rules and dashboards
