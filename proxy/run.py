@@ -21,7 +21,7 @@ from proxy.config.model import Config
 from proxy.process.notify import Notifier
 from proxy.process.watchdog import Watchdog
 
-__all__ = ["Signals", "calm_collector", "reload", "run_loop", "serve"]
+__all__ = ["ExitSignals", "calm_collector", "reload", "run_loop", "serve"]
 
 _LOG = logging.getLogger("trimtab")
 _T = TypeVar("_T")
@@ -37,7 +37,7 @@ def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(main)
 
 
-class Signals:
+class ExitSignals:
     """SIGTERM asks to drain, SIGINT to drain without waiting for balancers; a second one of either to stop now."""
 
     def __init__(self) -> None:
@@ -94,7 +94,7 @@ async def serve(
     notifier = Notifier.take(os.environ)
     proxy = Proxy(config, reread=reread)
     watchdog = Watchdog(notifier)
-    signals = Signals()
+    signals = ExitSignals()
     reloads: set[asyncio.Task[None]] = set()
 
     def hangup() -> None:
@@ -131,7 +131,7 @@ def calm_collector() -> None:
     gc.set_threshold(5_000, 4, 100)
 
 
-async def wind_down(proxy: Proxy, signals: Signals) -> None:
+async def wind_down(proxy: Proxy, signals: ExitSignals) -> None:
     """Drain as gently as was asked, and say what happens."""
     inside = proxy.lifecycle.inside
     _LOG.info("draining: %d request%s under way", inside, "" if inside == 1 else "s")

@@ -17,7 +17,7 @@ from backend.engine.blocks import BlockPool, IntegrityError
 from backend.engine.choice import Output
 from backend.engine.detokenizer import Decoder
 from backend.engine.errors import EngineError, EngineOverloaded, RequestRefused
-from backend.engine.executor import Executor, Flight
+from backend.engine.executor import Executor, StepInFlight
 from backend.engine.held import GrammarFactory, Held, HeldRequests, MakeGrammar
 from backend.engine.open_requests import OpenRequests
 from backend.engine.options import EngineInfo, EngineOptions
@@ -102,7 +102,7 @@ class EngineCore:
         """Accepted, and not open until their grammar is compiled."""
         self._executor = Executor(runner, self.scheduler, self._open)
         self._outbox: list[Output | Delta] = []
-        self._flight: Flight | None = None
+        self._flight: StepInFlight | None = None
         self._account = Account()
 
     @property

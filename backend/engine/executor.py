@@ -13,10 +13,10 @@ from backend.engine.scheduler import Scheduler
 from backend.engine.sequence import Sequence
 from backend.engine.step import OffloadRunner, Runner
 
-__all__ = ["Executor", "Flight"]
+__all__ = ["Executor", "StepInFlight"]
 
 
-class Flight(NamedTuple):
+class StepInFlight(NamedTuple):
     """A step that was started and not collected."""
 
     plan: Plan
@@ -41,7 +41,7 @@ class Executor:
         self._requests = requests
         self._sampler = Sampler(runner.vocab_size)
 
-    def start(self, plan: Plan, started: float) -> Flight:
+    def start(self, plan: Plan, started: float) -> StepInFlight:
         """Start what `plan` says, and commit it. An asynchronous runner is still at work when this returns."""
         if plan.saves or plan.loads:
             self._offload(plan)
@@ -51,11 +51,11 @@ class Executor:
         self._scheduler.commit(plan)
         sequences = plan.sampled
         if not sequences:
-            return Flight(plan, started, sequences, None)
+            return StepInFlight(plan, started, sequences, None)
         if any(sequence.forks > 1 for sequence in sequences):
             sequences, logits = self._fork(sequences, logits)
         states = [self._requests.choice(sequence).sampling for sequence in sequences]
-        return Flight(plan, started, sequences, self._sampler.launch(logits, states))
+        return StepInFlight(plan, started, sequences, self._sampler.launch(logits, states))
 
     def _offload(self, plan: Plan) -> None:
         runner = self._runner

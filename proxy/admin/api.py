@@ -8,10 +8,10 @@ from aiohttp import web
 
 from proxy.admin.base import Group, answer
 from proxy.admin.changes import BODIES, SETPOINTS, Kind, check, steps
-from proxy.admin.expiry import undo_of
 from proxy.admin.problem import ApiError, field_error
 from proxy.admin.requests import actor_of, integer, moment, read_body, require_match, seconds
 from proxy.admin.schemas import DecisionsOut, DrainIn, HistoryOut, PlanOut, PlansOut, PoolsOut, RollbackIn
+from proxy.admin.temporary import undo_of
 from proxy.admin.views import etag, laws, plans_etag, pool_summary, restored_slo, show_decision
 from proxy.pool_view import PoolView
 
@@ -127,16 +127,16 @@ class PoolsApi(Group):
 
     async def list_plans(self, request: web.Request) -> web.Response:
         """Return the changes to come, in all pools."""
-        plans = [PlanOut(**asdict(plan)) for plan in self.operator.agenda.plans()]
+        plans = [PlanOut(**asdict(plan)) for plan in self.operator.scheduled.plans()]
         return answer(PlansOut(plans=plans), headers={"ETag": plans_etag(plans)})
 
     async def delete_plan(self, request: web.Request) -> web.Response:
         """Forget one of them."""
-        plans = [PlanOut(**asdict(plan)) for plan in self.operator.agenda.plans()]
+        plans = [PlanOut(**asdict(plan)) for plan in self.operator.scheduled.plans()]
         require_match(request, plans_etag(plans))
         text = request.match_info["plan"]
         number = int(text) if text.isascii() and text.isdecimal() and len(text) <= 15 else 0
-        if not self.operator.agenda.cancel(number, actor_of(request)):
+        if not self.operator.scheduled.cancel(number, actor_of(request)):
             known = ", ".join(str(plan.id) for plan in plans) or "none"
             raise ApiError(404, f"There is no plan {text[:20]!r}; planned: {known}.")
         return await self.list_plans(request)
@@ -146,13 +146,13 @@ class PoolsApi(Group):
         pool = self.pool(request)
         body = await read_body(request, BODIES[kind])
         require_match(request, etag(pool))
-        wall = self.operator.agenda.wall()
+        wall = self.operator.scheduled.wall()
         at, for_s = _when(request, wall)
         check(pool, kind, body)
         if at is not None:
             given = body.model_dump(mode="json", exclude_unset=True)
             try:
-                plan = self.operator.agenda.put(pool.name, kind, given, at, for_s, actor_of(request))
+                plan = self.operator.scheduled.put(pool.name, kind, given, at, for_s, actor_of(request))
             except ValueError as error:
                 raise ApiError(409, f"{error}.") from None
             return answer(PlanOut(**asdict(plan)), status=202)
@@ -164,9 +164,9 @@ class PoolsApi(Group):
 
     def _end(self, pool: PoolView, kind: Kind, for_s: float | None, undo: dict[str, object]) -> None:
         if for_s is None:
-            self.operator.expiry.cancel(pool.name, kind)
+            self.operator.temporary.cancel(pool.name, kind)
         else:
-            self.operator.expiry.put(pool.name, kind, for_s, undo)
+            self.operator.temporary.put(pool.name, kind, for_s, undo)
 
 
 def _when(request: web.Request, wall: float) -> tuple[float | None, float | None]:

@@ -70,5 +70,5 @@ class Group:
 
     def show(self, pool: PoolView) -> web.Response:
         """Return the pool in full, with the ETag of what an operator can change."""
-        detail = pool_detail(pool, self.now(), self.operator.expiry.pending(pool.name))
+        detail = pool_detail(pool, self.now(), self.operator.temporary.pending(pool.name))
         return answer(detail, headers={"ETag": etag(pool)})

@@ -13,9 +13,9 @@ from proxy.observe.metrics import Metrics
 from proxy.pool_view import PoolView
 
 if TYPE_CHECKING:
-    from proxy.admin.agenda import Agenda
-    from proxy.admin.expiry import Expiry
     from proxy.admin.history import History
+    from proxy.admin.scheduled import ScheduledChanges
+    from proxy.admin.temporary import TemporaryChanges
 
 __all__ = ["Operator", "Reloaded"]
 
@@ -57,12 +57,12 @@ class Operator(Protocol):
         ...
 
     @property
-    def agenda(self) -> Agenda:
+    def scheduled(self) -> ScheduledChanges:
         """The changes to come."""
         ...
 
     @property
-    def expiry(self) -> Expiry:
+    def temporary(self) -> TemporaryChanges:
         """The changes that will be taken back."""
         ...
 

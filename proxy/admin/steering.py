@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 from controller.decision import Decision
 from controller.loop import PoolController
 from controller.observation import Observation
-from proxy.admin.agenda import Agenda
-from proxy.admin.expiry import Expiry
 from proxy.admin.history import History
 from proxy.admin.operator import Reloaded
+from proxy.admin.scheduled import ScheduledChanges
 from proxy.admin.server import AdminServer
+from proxy.admin.temporary import TemporaryChanges
 from proxy.clock import Clock, LoopClock
 from proxy.config.difference import compare
 from proxy.config.errors import ConfigError, Problem
@@ -55,9 +55,9 @@ class Steering(ABC):
         self._journal = JournalFile.of(config.log)
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
         metrics.registry.register(StateKept(lambda: self.keeper.kept))
-        self.expiry = Expiry(clock, lambda: self.pools, self.decided)
-        self.agenda = Agenda(clock, lambda: self.pools, self.decided, self.expiry)
-        self.history = History(clock, lambda: self.pools, self.agenda.wall)
+        self.temporary = TemporaryChanges(clock, lambda: self.pools, self.decided)
+        self.scheduled = ScheduledChanges(clock, lambda: self.pools, self.decided, self.temporary)
+        self.history = History(clock, lambda: self.pools, self.scheduled.wall)
         self.admin = AdminServer(self, config.admin)
 
     @property
@@ -99,21 +99,26 @@ class Steering(ABC):
         """Answer operators on a listening socket, and begin to save state."""
         plans = self.keeper.plans()
         for expiring in _each(plans, "expiring"):
-            _kept("a change that was to be taken back", partial(self.expiry.restore, [expiring], self.agenda.wall()))
+            _kept(
+                "a change that was to be taken back",
+                partial(self.temporary.restore, [expiring], self.scheduled.wall()),
+            )
         for planned in _each(plans, "planned"):
-            _kept("a change that was planned", partial(self.agenda.restore, [planned]))
+            _kept("a change that was planned", partial(self.scheduled.restore, [planned]))
         self.history.start()
         await self.admin.start(admin)
-        self.keeper.start(lambda: {"expiring": self.expiry.dump(self.agenda.wall()), "planned": self.agenda.dump()})
+        self.keeper.start(
+            lambda: {"expiring": self.temporary.dump(self.scheduled.wall()), "planned": self.scheduled.dump()}
+        )
 
     async def shut(self) -> None:
         """Save for the last time and stop answering."""
         await self.keeper.stop()
-        self.agenda.stop()
+        self.scheduled.stop()
         self.history.stop()
         if self._journal is not None:
             self._journal.close()
-        self.expiry.stop()
+        self.temporary.stop()
         await self.admin.stop()
 
     def resumed(self, config: PoolConfig, kind: type[_C] = PoolController) -> _C:  # type: ignore[assignment]

@@ -109,11 +109,11 @@ class _Up:
 
     async def run(self, arguments: Sequence[str]) -> int:
         """Start the worker, put the proxy in front of it, wait for the end; return the exit code."""
-        from proxy.run import Signals
+        from proxy.run import ExitSignals
 
         for handler in logging.getLogger("trimtab").handlers:
             handler.addFilter(self._beside)
-        signals = Signals()
+        signals = ExitSignals()
         signals.install()
         child = await Child.start(arguments, self._progress.line)
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from proxy.config.model import Config
 from proxy.process.notify import Notifier
 from proxy.process.watchdog import STUCK_S, Watchdog
-from proxy.run import Signals, calm_collector, reload
+from proxy.run import ExitSignals, calm_collector, reload
 from proxy.workers.leader import Leader
 from proxy.workers.member import Member
 from proxy.workers.protocol import Channel
@@ -168,7 +168,7 @@ async def supervise(
     leader = Leader(config, reread=reread)
     watchdog = Watchdog(notifier)
     supervisor = Supervisor(leader, data)
-    signals = Signals()
+    signals = ExitSignals()
     reloads: set[asyncio.Task[None]] = set()
 
     def hangup() -> None:

@@ -9,10 +9,10 @@ from controller.decision import Decision
 from controller.load import Load
 from controller.loop import PoolController
 from controller.observation import Observation
-from proxy.admin.agenda import Agenda
-from proxy.admin.expiry import Expiry
 from proxy.admin.history import History
 from proxy.admin.operator import Reloaded
+from proxy.admin.scheduled import ScheduledChanges
+from proxy.admin.temporary import TemporaryChanges
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config, PoolConfig
 from proxy.observe.metrics import Metrics
@@ -88,11 +88,11 @@ class FakeOperator:
         self.generation = 1
         self.metrics = Metrics(self.config.pools, process=False)
         self.pools = {pool.name: FakePool(pool, self.clock.now(), mode) for pool in self.config.pools}
-        self.expiry = Expiry(self.clock, lambda: self.pools, self.decided)
-        self.agenda = Agenda(
-            self.clock, lambda: self.pools, self.decided, self.expiry, lambda: 1e9 + self.clock.now()
+        self.temporary = TemporaryChanges(self.clock, lambda: self.pools, self.decided)
+        self.scheduled = ScheduledChanges(
+            self.clock, lambda: self.pools, self.decided, self.temporary, lambda: 1e9 + self.clock.now()
         )
-        self.history = History(self.clock, lambda: self.pools, self.agenda.wall)
+        self.history = History(self.clock, lambda: self.pools, self.scheduled.wall)
         self.observations: dict[str, list[Observation]] = {}
         self.audited: list[dict[str, Any]] = []
         self.reasons: list[str] = []

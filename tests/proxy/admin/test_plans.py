@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from proxy.admin.agenda import Agenda
-from proxy.admin.expiry import Expiry
+from proxy.admin.scheduled import ScheduledChanges
 from proxy.admin.server import make_app
+from proxy.admin.temporary import TemporaryChanges
 from proxy.config.model import AdminConfig
 from tests.proxy.admin.operator import FakeOperator
 
@@ -109,21 +109,21 @@ async def test_what_would_be_refused_now_is_not_planned_either(
 async def test_a_plan_follows_the_clock_on_the_wall(operator: FakeOperator) -> None:
     """It is set, and a machine that sleeps stops the monotonic one: the change is made at its time of day."""
     ahead = 0.0
-    agenda = Agenda(
+    scheduled = ScheduledChanges(
         operator.clock,
         lambda: operator.pools,
         operator.decided,
-        operator.expiry,
+        operator.temporary,
         lambda: 1e9 + operator.clock.now() + ahead,
     )
     frozen = lambda: operator.pools["chat"].controller.frozen  # noqa: E731
-    agenda.put("chat", "freeze", {"frozen": True}, NOW + 3600.0, None, "admin:a")
+    scheduled.put("chat", "freeze", {"frozen": True}, NOW + 3600.0, None, "admin:a")
     operator.clock.advance(600.0)
     assert not frozen()
     ahead = 3000.0  # the machine slept
     operator.clock.advance(25.0)
     assert frozen()
-    agenda.put("chat", "freeze", {"frozen": False}, agenda.wall() + 30.0, None, "admin:a")
+    scheduled.put("chat", "freeze", {"frozen": False}, scheduled.wall() + 30.0, None, "admin:a")
     ahead = 0.0  # and was set back
     operator.clock.advance(3000.0)
     assert frozen()
@@ -150,17 +150,17 @@ async def test_plans_and_expiries_survive_a_restart(api: TestClient, operator: F
     await change(api, "slo", {"ttft_ms": 300}, 200, for_s=100)
     await change(api, "freeze", {"frozen": True}, 202, at=NOW + 50)
     await change(api, "setpoints", {"max_batch_size": 3}, 202, at=NOW + 20, for_s=10)
-    kept = (operator.expiry.dump(NOW), operator.agenda.dump())
-    operator.expiry.stop()
-    operator.agenda.stop()
+    kept = (operator.temporary.dump(NOW), operator.scheduled.dump())
+    operator.temporary.stop()
+    operator.scheduled.stop()
     later = FakeOperator()
     later.clock.advance(40.0)
-    later.expiry = Expiry(later.clock, lambda: later.pools, later.decided)
-    later.agenda = Agenda(
-        later.clock, lambda: later.pools, later.decided, later.expiry, lambda: 1e9 + later.clock.now()
+    later.temporary = TemporaryChanges(later.clock, lambda: later.pools, later.decided)
+    later.scheduled = ScheduledChanges(
+        later.clock, lambda: later.pools, later.decided, later.temporary, lambda: 1e9 + later.clock.now()
     )
-    later.expiry.restore(kept[0], NOW + 40)
-    later.agenda.restore(kept[1])
+    later.temporary.restore(kept[0], NOW + 40)
+    later.scheduled.restore(kept[1])
     controller = later.pools["chat"].controller
     controller.set_slo(operator.pools["chat"].controller.slo, later.clock.now(), "admin:restore")
     later.clock.advance(11.0)

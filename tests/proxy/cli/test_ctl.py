@@ -83,7 +83,7 @@ async def test_slo_pin_unpin(ctl: Ctl, operator: FakeOperator) -> None:
 )
 async def test_changes_for_a_while(ctl: Ctl, operator: FakeOperator, duration: str, seconds: float) -> None:
     await said(ctl, "-p", "chat", "pin", "max_batch_size=3", "--for", duration)
-    assert operator.expiry.pending("chat")[0]["in_s"] == seconds
+    assert operator.temporary.pending("chat")[0]["in_s"] == seconds
     assert f"setpoints goes back in {seconds:g} s" in await said(ctl, "-p", "chat", "show")
 
 

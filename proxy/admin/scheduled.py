@@ -10,11 +10,11 @@ from typing import Any
 
 from controller.decision import Decision
 from proxy.admin.changes import BODIES, Kind, steps
-from proxy.admin.expiry import Expiry, undo_of
+from proxy.admin.temporary import TemporaryChanges, undo_of
 from proxy.clock import Clock, Timer
 from proxy.pool_view import PoolView
 
-__all__ = ["MAX_PLANS", "Agenda", "Plan"]
+__all__ = ["MAX_PLANS", "Plan", "ScheduledChanges"]
 
 _LOG = logging.getLogger("trimtab.audit")
 MAX_PLANS = 1000
@@ -40,7 +40,7 @@ class Plan:
     actor: str
 
 
-class Agenda:
+class ScheduledChanges:
     """Makes each planned change when its time has come, in the name of whoever planned it."""
 
     def __init__(
@@ -48,13 +48,13 @@ class Agenda:
         clock: Clock,
         pools: Callable[[], Mapping[str, PoolView]],
         decided: Callable[[PoolView, Decision], None],
-        expiry: Expiry,
+        temporary: TemporaryChanges,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._clock = clock
         self._pools = pools
         self._decided = decided
-        self._expiry = expiry
+        self._temporary = temporary
         self.wall = wall
         """Returns Unix seconds."""
         self._plans: dict[int, tuple[Plan, Timer]] = {}
@@ -137,7 +137,7 @@ class Agenda:
             _LOG.exception("pool %s: plan %d could not be carried out", plan.pool, plan.id)
             return
         if plan.for_s is None:
-            self._expiry.cancel(plan.pool, plan.kind)
+            self._temporary.cancel(plan.pool, plan.kind)
         else:
             late_s = max(0.0, self.wall() - plan.at)
-            self._expiry.put(plan.pool, plan.kind, max(0.0, plan.for_s - late_s), undo)
+            self._temporary.put(plan.pool, plan.kind, max(0.0, plan.for_s - late_s), undo)

@@ -14,7 +14,7 @@ from proxy.admin.changes import Kind
 from proxy.clock import Clock, Timer
 from proxy.pool_view import PoolView
 
-__all__ = ["Expiry", "Pending", "undo_of"]
+__all__ = ["Pending", "TemporaryChanges", "undo_of"]
 
 _LOG = logging.getLogger("trimtab.audit")
 _ACTOR = "admin:expiry"
@@ -31,7 +31,7 @@ class Pending(NamedTuple):
     timer: Timer
 
 
-class Expiry:
+class TemporaryChanges:
     """Remembers what to go back to. One pending change for each pool and kind: a newer one replaces it."""
 
     def __init__(
