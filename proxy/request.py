@@ -9,7 +9,8 @@ from controller.observation import Observation, Result
 from controller.predictor.prediction import Prediction
 from policies.base import Job
 from proxy.trace import Trace
-from proxy.wire.base import Call, Tap
+from proxy.wire.base import Call, Tap, WireFormat
+from proxy.wire.naming import Named
 
 __all__ = ["AffinityKey", "Ticket"]
 
@@ -45,6 +46,7 @@ class Ticket:
         "job",
         "klass",
         "last_byte",
+        "named",
         "output_tokens",
         "prediction",
         "prompt_tokens",
@@ -57,6 +59,7 @@ class Ticket:
         "tenant",
         "trace",
         "upstream",
+        "wire",
     )
 
     def __init__(self, id: str, arrival: float) -> None:
@@ -71,7 +74,12 @@ class Ticket:
         """What ties it to one upstream, where the pool routes by that."""
         self.trace: Trace | None = None
         """Its trace context, where it is traced."""
+        self.wire: WireFormat | None = None
+        """The protocol that it speaks, as far as that is known."""
         self.call: Call | None = None
+        """What it asks, where its protocol understood that."""
+        self.named: tuple[Named, ...] = ()
+        """Where it names its model, if that matters."""
         self.job: Job | None = None
         self.tap: Tap | None = None
         self.give_up = _NEVER

@@ -114,7 +114,6 @@ LONG = {
     "proxy/http/headers.py": "to be divided",
     "proxy/http/protocol.py": "to be divided",
     "proxy/outcome.py": "to be divided",
-    "proxy/serving/flight.py": "to be divided",
     "proxy/upstream/exchange.py": "to be divided",
     "proxy/upstream/group.py": "to be divided",
     "proxy/wire/outline.py": "to be divided",

@@ -11,10 +11,12 @@ from aiohttp import HttpVersion10, HttpVersion11
 from aiohttp.web_protocol import PayloadAccessError
 
 from proxy.http.headers import RequestFields
+from proxy.http.held import Held
 from proxy.http.target import has_dot_segments, is_authority, matched_path
 from proxy.http.trailers import TrailerScanner
-from proxy.http.upload import pieces
+from proxy.http.upload import Begun, pieces
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused
+from proxy.wire.base import Head
 
 __all__ = ["Incoming", "Limits", "Opening"]
 
@@ -59,7 +61,19 @@ class Limits:
 class Opening:
     """A request's head, read once for all the requests of a connection that begin with the same bytes."""
 
-    __slots__ = ("fields", "http11", "keep_alive", "length", "method", "path", "plain", "raw", "target", "version")
+    __slots__ = (
+        "fields",
+        "head",
+        "http11",
+        "keep_alive",
+        "length",
+        "method",
+        "path",
+        "plain",
+        "raw",
+        "target",
+        "version",
+    )
 
     def __init__(self, message: Any, protocol: Any) -> None:
         """Read the RawRequestMessage of aiohttp's parser; the compiled parser's has no ancestor in common with it."""
@@ -69,6 +83,8 @@ class Opening:
             fields = protocol.seen = RequestFields(raw)
         self.raw = raw
         self.fields = fields
+        self.head: Head | None = None
+        """What wire formats are shown of it, once it is asked for."""
         self.version = message.version
         self.method: str = message.method
         self.target: str = message.path
@@ -96,8 +112,10 @@ class Incoming:
 
     __slots__ = (
         "_opening",
+        "begun",
         "content",
         "fields",
+        "held",
         "http11",
         "keep_alive",
         "length",
@@ -122,6 +140,10 @@ class Incoming:
         self.keep_alive = opening.keep_alive
         self.scanner: TrailerScanner | None = None
         """Looks for the trailer fields of this request; None where it has announced none."""
+        self.held = 0
+        """Bytes of the body that are counted as held in memory."""
+        self.begun: Begun | None = None
+        """What of a form was read before it goes on, to find its model."""
         self.length = len(content) if self.payload is None else opening.length
         """The declared length of the body; None when it is chunked or there is none."""
 
@@ -223,6 +245,15 @@ class Incoming:
         return matched_path(self.target)
 
     @property
+    def head(self) -> Head:
+        """What wire formats are shown of it; requests that begin with the same bytes share one."""
+        opening, fields, target = self._opening, self.fields, self.target
+        head = opening.head
+        if head is None or head.target is not target or head.headers is not fields.forwarded:
+            head = opening.head = Head(self.method, self.path, target, fields.forwarded)
+        return head
+
+    @property
     def peer(self) -> str:
         """The client's address."""
         name = self.protocol.peername
@@ -275,6 +306,11 @@ class Incoming:
             return content
         data: bytes = content.read_nowait(-1)
         return data
+
+    def hold(self, book: Held, size: int) -> None:
+        """Count `size` bytes of the body as held, until the request is over. Raises Refused."""
+        book.take(size)
+        self.held += size
 
     def put_back(self, body: bytes) -> None:
         """Let a body that was read be read again, for another try."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.outcome import Draining, NoUpstream, Outcome, UpstreamFailed
+
 __all__ = ["Lifecycle"]
 
 
@@ -35,6 +37,10 @@ class Lifecycle:
         self.inside -= 1
         if self.inside == 0 and self._empty is not None:
             self._empty.set()
+
+    def blamed(self, outcome: Outcome) -> Outcome:
+        """Return `outcome`, unless an upstream seems to have failed because we are going away."""
+        return Draining() if self.cut and isinstance(outcome, UpstreamFailed | NoUpstream) else outcome
 
     async def drain(self, *, grace_s: float, cap_s: float, refuse: bool = True) -> bool:
         """Go through the stages. Returns whether everybody had left within `cap_s` after the grace.

@@ -11,6 +11,7 @@ from typing import Final, Protocol
 from proxy.http.headers import RawHeaders, lines_of
 from proxy.http.trailers import passable
 from proxy.now import monotonic
+from proxy.request import Ticket
 from proxy.upstream.exchange import Exchange
 from proxy.wire.base import Tap
 from proxy.wire.judging import misses_end
@@ -58,15 +59,13 @@ class Relay:
         "_error_frame",
         "_loop",
         "_marked",
-        "_tap",
+        "_ticket",
         "_transport",
         "_unread",
         "_waiter",
         "_watch",
         "broken",
         "done",
-        "first_byte",
-        "last_byte",
     )
 
     def __init__(
@@ -75,7 +74,7 @@ class Relay:
         client: Client,
         transport: asyncio.Transport,
         framing: int,
-        tap: Tap | None,
+        ticket: Ticket,
         marked: bool,
         error_frame: Callable[[Exchange], bytes] | None,
         began: Callable[[float], None] | None = None,
@@ -86,7 +85,8 @@ class Relay:
         self._transport = transport
         self._chunked = framing == Framing.CHUNKED
         self._closes = framing == Framing.CLOSE
-        self._tap = tap
+        self._ticket = ticket
+        """Is told when the first piece and the last went out; its tap reads them."""
         self._marked = marked
         self._unread: list[bytes] = []
         self._error_frame = error_frame
@@ -95,9 +95,6 @@ class Relay:
         self._watch = watch
         """Reads each piece at once: what somebody else may ask for before this answer is over."""
         self._waiter: asyncio.Future[None] | None = None
-        self.first_byte: float | None = None
-        """When the first piece of the body went out (monotonic seconds)."""
-        self.last_byte: float | None = None
         self.done = False
         self.broken = False
         """Whether the answer ended before it was complete."""
@@ -115,9 +112,10 @@ class Relay:
             # Whoever reads it may ask for it at once, and of another process.
             self._watch.feed(data)
         transport.write(framed if self._chunked else data)
-        self.last_byte = now
-        if self.first_byte is None:
-            self.first_byte = now
+        ticket = self._ticket
+        ticket.last_byte = now
+        if ticket.first_byte is None:
+            ticket.first_byte = now
             if self._began is not None:
                 self._began(now)
         unread = self._unread
@@ -133,8 +131,9 @@ class Relay:
         """Show the tap what has been passed on since it looked last."""
         unread = self._unread
         if unread:
-            if self._tap is not None:
-                self._tap.feed(unread[0] if len(unread) == 1 else b"".join(unread))
+            tap = self._ticket.tap
+            if tap is not None:
+                tap.feed(unread[0] if len(unread) == 1 else b"".join(unread))
             unread.clear()
 
     def ended(self, exchange: Exchange) -> None:
@@ -151,10 +150,15 @@ class Relay:
         self._wake()
 
     @property
+    def last_byte(self) -> float | None:
+        """When the latest piece went out (monotonic seconds)."""
+        return self._ticket.last_byte
+
+    @property
     def between_events(self) -> bool:
         """Whether a comment may be put in now."""
         self.read()
-        tap = self._tap
+        tap = self._ticket.tap
         return not self.done and not self._client.slow and self._chunked and tap is not None and tap.at_boundary()
 
     async def finish(self, exchange: Exchange, drain: Callable[[], object]) -> None:
@@ -168,7 +172,7 @@ class Relay:
 
     def _cut_short(self, exchange: Exchange) -> bool:
         """Tell whether an event stream that only closing ends stopped before its protocol's own end mark."""
-        tap = self._tap
+        tap = self._ticket.tap
         if tap is None or not exchange.until_close or not exchange.fields.is_event_stream or exchange.fields.encoded:
             return False
         return misses_end(tap, marked=self._marked, usual=False, until_close=True)
@@ -179,7 +183,7 @@ class Relay:
             return
         if self._chunked and self._error_frame is not None:
             # Inside a half-sent event it would be taken for the rest of it, and after the end mark it is too late.
-            tap = self._tap
+            tap = self._ticket.tap
             wanted = tap is None or (tap.at_boundary() and not tap.finished())
             frame = self._error_frame(exchange) if wanted else b""
             if frame:

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from proxy.access.keys import Keyring
+from proxy.dispatch.pool import Pool
 from proxy.http.cors import Cors
 from proxy.http.held import Held
-from proxy.http.incoming import Limits
+from proxy.http.incoming import Incoming, Limits
+from proxy.now import monotonic
 from proxy.observe.access_log import AccessLog
 from proxy.observe.hooks import Hooks, NullHooks
+from proxy.request import Ticket
 from proxy.serving.lifecycle import Lifecycle
 from proxy.serving.routes import RouteTable
 
 if TYPE_CHECKING:
     from proxy.observe.tracing import Tracing
 
-__all__ = ["OWN_PREFIX", "Service"]
+__all__ = ["OWN_PREFIX", "PROBES", "Service"]
 
 OWN_PREFIX = "/-/trimtab"
 """What our own answers on the clients' port begin with; everything else is the upstreams'."""
 
+PROBES: Final = frozenset({"healthz", "readyz"})
+"""The routes of probes, which nobody counts."""
 _PROBES = frozenset({f"{OWN_PREFIX}/healthz", f"{OWN_PREFIX}/readyz"})
 _PLAIN_PROBES = frozenset({"/healthz", "/readyz"})
 
@@ -80,6 +85,19 @@ class Service:
         self.probes = _PROBES
         """Paths on which whoever runs us asks how we are."""
         self.loop = asyncio.get_running_loop()
+
+    def sum_up(self, ticket: Ticket, incoming: Incoming, pool: Pool | None) -> None:
+        """Tell whoever counts, learns, traces and logs what became of a request; `pool` has taken it, if any has."""
+        obs = None if pool is None else pool.finished(ticket)
+        if obs is None and ticket.route not in PROBES:
+            obs = ticket.observation("", monotonic())
+            self.hooks.request_finished(obs, ticket.route, ticket.code)
+        if ticket.trace is not None and self.tracing is not None and obs is not None:
+            provider = "" if ticket.wire is None else ticket.wire.name
+            self.tracing.finish(ticket.trace, ticket, obs, incoming, provider)
+            self.hooks.traced(obs, ticket.trace.hex)
+        if self.access_log is not None:
+            self.access_log.note(ticket, incoming.fields, obs, monotonic())
 
     def answer_plain_probes(self) -> None:
         """Answer `/healthz` and `/readyz` here too, in the place of the upstreams that have them."""
