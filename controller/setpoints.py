@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 __all__ = ["Bounds", "Setpoints"]
 
@@ -52,3 +53,11 @@ class Setpoints:
         if size == self.max_batch_size and window == self.window_ms:
             return self
         return replace(self, max_batch_size=size, window_ms=window, generation=self.generation + 1)
+
+    def renewed(self) -> Setpoints:
+        """Return the next generation with the same values."""
+        return replace(self, generation=self.generation + 1)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the knobs by name, JSON-ready."""
+        return {"max_batch_size": self.max_batch_size, "window_ms": self.window_ms, "generation": self.generation}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable, Mapping
+from typing import cast
 
 from controller.loop import PoolController
 from proxy.admin.steering import Steering
@@ -16,6 +17,7 @@ from proxy.observe.gauges import PoolGauges
 from proxy.observe.hooks import Hooks
 from proxy.observe.predictor_gauges import PredictorMetrics
 from proxy.plane import DataPlane
+from proxy.pool_view import PoolView
 from proxy.serving.lifecycle import Lifecycle
 
 __all__ = ["Proxy"]
@@ -34,12 +36,12 @@ class Proxy(Steering):
         self.plane = DataPlane(config, self, clock=self.clock, metrics=self.metrics)
         self.metrics.registry.register(PoolGauges(lambda: self.pools.values(), self.clock.now))
         self.metrics.registry.register(PredictorMetrics(lambda: self.pools.values()))
-        self.keeper.keep_predictors(lambda: kept_predictors(self.pools.values()))
+        self.keeper.keep_predictors(lambda: kept_predictors(self.plane.pools.values()))
 
     @property
-    def pools(self) -> Mapping[str, Pool]:
+    def pools(self) -> Mapping[str, PoolView]:
         """Pools by name, in order."""
-        return self.plane.pools
+        return cast("Mapping[str, PoolView]", self.plane.pools)  # each has a controller that was made here
 
     @property
     def config(self) -> Config:
@@ -79,7 +81,7 @@ class Proxy(Steering):
 
     def follow(self, pool: Pool, before: PoolConfig) -> None:
         """Let a controller that stays take over what changed in the file."""
-        self.follow_file(pool, before)
+        self.follow_file(self.pools[pool.name], before)
 
     # -- reload and end --------------------------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from controller.loop import PoolController
+from controller.base import Controller
 from proxy.config.model import PoolConfig
 from proxy.dispatch.pool import Pool
 from proxy.observe.hooks import Hooks
@@ -24,7 +24,7 @@ class Control(Protocol):
         """Who counts what happens."""
         ...
 
-    def controller(self, config: PoolConfig) -> PoolController:
+    def controller(self, config: PoolConfig) -> Controller:
         """Return the controller of a pool that is new."""
         ...
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from controller.loop import PoolController
+from controller.base import Controller
 from proxy.access.keys import Keyring
 from proxy.clock import Clock, Timer
 from proxy.config.certificates import fingerprint, renew, server_context
@@ -210,7 +210,7 @@ class DataPlane:
         self.handler.service.access_log = AccessLog.of(config.log)
         self.handler.service.cors = Cors.of(config.cors)
 
-    def _build(self, config: PoolConfig, controller: PoolController) -> Pool:
+    def _build(self, config: PoolConfig, controller: Controller) -> Pool:
         pool = Pool(config, clock=self._clock, controller=controller, hooks=self._control.hooks, share=self._share)
         pool.runs.tracing = self._tracing
         self._watch(pool)

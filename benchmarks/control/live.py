@@ -25,9 +25,10 @@ from aiohttp import web
 from benchmarks.bars import Bar
 from benchmarks.control.merge import run
 from controller.decision import Decision
-from controller.journal import JournaledController, Replayed, replay
 from controller.load import Load
+from controller.loop import PoolController
 from controller.observation import Observation
+from controller.replay import Replayed, replay
 from controller.setpoints import Bounds, Setpoints
 from controller.simulator.arrivals import Request
 from controller.simulator.run import GRID, LawSpec
@@ -56,7 +57,7 @@ _AFTER_S = 10.0
 """Of the slow clock: how long the last answers are waited for, beyond their target."""
 
 
-class FastController(JournaledController):
+class FastController(PoolController):
     """A controller that sees the slow clock: times go in multiplied by SPEED, and waits come out divided by it."""
 
     def observe(self, obs: Observation) -> None:
@@ -189,7 +190,7 @@ async def play_live(day: Scenario, seed: int, lines: list[str]) -> Outcome:
         clock = LoopClock(asyncio.get_running_loop())
         controller = FastController(
             "default",
-            write=lines.append,
+            journal=lines.append,
             slo=SLO(e2e_s=day.slo_s),
             setpoints=Setpoints(8, 0.0),
             bounds=Bounds(1, 32, 0.0, 250.0),

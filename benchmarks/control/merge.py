@@ -13,6 +13,7 @@ from controller.simulator.record import Record
 from controller.simulator.run import GRID, LawSpec, play
 from controller.simulator.scenarios import Scenario
 from controller.slo import SLO
+from tests.controller.build import mislead
 
 LAWS: dict[str, tuple[str, dict[str, object]]] = {
     "deadline": ("deadline", {}),
@@ -209,7 +210,7 @@ def healing_bars(scenario: Scenario, effort: Effort) -> list[Bar]:
             def corrupt(now: float, pool: PoolController, done: list[float] = done, factor: float = factor) -> None:
                 if now >= start and not done:
                     done.append(now)
-                    pool.corrupt_estimates(factor)
+                    mislead(pool, factor)
 
             broken = run(scenario, LawSpec("deadline"), seed, corrupt).figures(*span).goodput
             shares.append(broken / run(scenario, LawSpec("deadline"), seed).figures(*span).goodput)

@@ -44,7 +44,7 @@ def _play(day: Scenario, seed: int, *, in_order: bool) -> Record:
         wall=lambda: 0.0,
     )
     if in_order:
-        pool._upstream = _InOrder(0.01)
+        pool.dispatcher.upstream = _InOrder(0.01)
     return simulate_merge(requests, pool, day.plant(), horizon_s=day.horizon_s, seed=seed)
 
 

@@ -300,10 +300,6 @@ class GateUpstream(Upstream):
         ahead = load.inflight + load.queued + 1 - places
         return ahead / self.model.drain_rate(places) if ahead > 0 and self.model.samples else 0.0
 
-    def scale(self, factor: float) -> None:
-        """Multiply every estimate."""
-        self.model.scale(factor)
-
     def late_target(self, share: float) -> None:
         """Change the late share that predictions are corrected towards."""
         self.model.late_target = share

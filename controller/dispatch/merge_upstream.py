@@ -232,10 +232,6 @@ class MergeUpstream(Upstream):
     def tick(self, now: float) -> None:
         """Nothing is due."""
 
-    def scale(self, factor: float) -> None:
-        """Multiply every estimate."""
-        self.model.scale(factor)
-
     def late_target(self, share: float) -> None:
         """Change the late share that predictions are corrected towards."""
         self.model.late_target = share

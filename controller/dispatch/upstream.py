@@ -81,10 +81,6 @@ class Upstream(ABC):
         """Do what is due once a second."""
 
     @abstractmethod
-    def scale(self, factor: float) -> None:
-        """Multiply every estimate, as if the upstream had been that much slower so far."""
-
-    @abstractmethod
     def late_target(self, share: float) -> None:
         """Change the late share that predictions are corrected towards."""
 

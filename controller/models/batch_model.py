@@ -133,11 +133,6 @@ class BatchModel:
         ahead = [seconds for seconds in left if seconds > 0.0]
         return sum(ahead) / len(ahead) if ahead else 0.25 * elapsed_s
 
-    def scale(self, factor: float) -> None:
-        """Multiply every prediction."""
-        self.whole.scale(factor)
-        self.paced.scale(factor)
-
     def as_dict(self) -> dict[str, Any]:
         """Return what the admin API shows."""
         shown = self.whole.as_dict() | {"by_length": self.by_length, "identified": self.identified}

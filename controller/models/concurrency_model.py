@@ -86,12 +86,6 @@ class ConcurrencyModel:
             return self.first_s(prompt_tokens) + pace * max(0.0, output_tokens - 1.0)
         return self.whole.within_s(concurrency, self.theta)
 
-    def scale(self, factor: float) -> None:
-        """Multiply every prediction."""
-        self.whole.scale(factor)
-        self.pace.scale(factor)
-        self.first.scale(factor)
-
     def drain_rate(self, concurrency: int) -> float:
         """Return departures a second while `concurrency` requests run (Little's law)."""
         return concurrency / max(1e-6, self.whole.predict(concurrency))

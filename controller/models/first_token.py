@@ -242,12 +242,3 @@ class FirstTokenModel:
         """Return the `q`-quantile of the time to first token, in seconds."""
         alone = self.alone_s(prompt_tokens)
         return alone + self.wait_s(q) if self._sorted else alone
-
-    def scale(self, factor: float) -> None:
-        """Multiply every prediction."""
-        self.base_s *= factor
-        self.prompt_token_s *= factor
-        for kept in self._lengths.values():
-            for index, (tokens, seconds) in enumerate(kept):
-                kept[index] = (tokens, seconds * factor)
-        self._sorted = [wait * factor for wait in self._sorted]

@@ -270,12 +270,6 @@ class ServiceModel:
         self.last_seconds: float | None = None
         self.last_sample_at: float | None = None
 
-    def scale(self, factor: float) -> None:
-        """Multiply every prediction, as if the upstream had been that much slower so far."""
-        self._fast.scale(factor)
-        self._shaped.scale(factor)
-        self._forget_cached()
-
     @property
     def identified(self) -> bool:
         """Whether there is enough to predict from: eight calls, residuals within 60 %."""

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.journal import JournalError, replay
 from controller.loop import PoolController
+from controller.replay import JournalError, replay
 from controller.simulator import report
 from controller.simulator.arrivals import (
     Request,

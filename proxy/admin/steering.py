@@ -127,6 +127,7 @@ class Steering(ABC):
         journal = None if self._journal is None else self._journal.write
         if journal is not None and kind is not PoolController:
             _LOG.warning("log.journal is kept by a single process only; pool %s is led for several", config.name)
+            journal = None
         try:
             controller = controller_for(restored_config(config, saved), now, kind, journal)
             shown = restore(config, controller, saved, now, time.time())

@@ -21,13 +21,16 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "sizes",
     ),
     "controller": (
+        "base",
         "load",
         "loop",
         "observation",
+        "shared",
         "verdict",
     ),
     "controller.dispatch": (
         "admission",
+        "dispatcher",
         "express",
         "former",
         "gate_upstream",
@@ -42,6 +45,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "promises",
         "samples",
         "sketch",
+        "slo_record",
         "stats",
     ),
     "controller.models": (
@@ -54,7 +58,10 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "service_model",
         "shift",
     ),
-    "controller.tune": ("steered",),
+    "controller.tune": (
+        "trials",
+        "tuner",
+    ),
     "proxy": (
         "now",
         "request",

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import Literal, TypeVar, cast
+from typing import Any, Literal, TypeVar
 
-from controller.journal import JournaledController
+from controller.base import Controller
 from controller.loop import PoolController
 from controller.setpoints import Setpoints
 from proxy.config.model import ClassConfig, PoolConfig
@@ -15,7 +14,7 @@ from proxy.config.profile import load_profile
 __all__ = ["ClassRules", "controller_for"]
 
 
-_C = TypeVar("_C", bound=PoolController)
+_C = TypeVar("_C", bound=Controller)
 
 
 def controller_for(
@@ -26,14 +25,13 @@ def controller_for(
 ) -> _C:
     """Make the controller that `config` asks for.
 
-    With a `journal`, one that writes down what it is told; that is for pools that are steered by this process alone.
+    A `journal` is handed what it is told and answers; that is for a `PoolController` of this process alone.
     """
     mode, bounds, setpoints = _mode(config), config.to_bounds(), config.to_setpoints()
     if mode == "gate":
         setpoints = _at_a_gate(config, setpoints)
+    more: dict[str, Any] = {} if journal is None else {"journal": journal}
     make: Callable[..., _C] = kind
-    if journal is not None and kind is PoolController:
-        make = cast("Callable[..., _C]", partial(JournaledController, write=journal))
     return make(
         config.name,
         slo=config.to_slo(),
@@ -45,6 +43,7 @@ def controller_for(
         class_slos=config.to_class_slos(),
         express_share=config.express_share,
         now=now,
+        **more,
     )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Hashable, Iterable, Mapping
 from functools import partial
 from typing import Any, Final, cast
 
+from controller.base import Controller
 from controller.decision import Decision
 from controller.load import Load
-from controller.loop import PoolController
 from controller.observation import Observation
 from controller.slo import SLO
 from policies.registry import create_policy
@@ -69,7 +69,7 @@ class Pool:
         config: PoolConfig,
         *,
         clock: Clock,
-        controller: PoolController | None = None,
+        controller: Controller | None = None,
         group: Group | None = None,
         hooks: Hooks | None = None,
         lengths: Lengths | None = None,
@@ -82,7 +82,7 @@ class Pool:
         self.lengths = lengths
         """Predicts how long answers will be; None where nothing depends on that."""
         self.config = config
-        self.controller = controller or controller_for(config, now)
+        self.controller: Controller = controller or controller_for(config, now)
         self.hooks: Hooks = hooks or NullHooks()
         self._loop = asyncio.get_running_loop()
         self.tls_files = fingerprint(config)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from controller.base import Controller
 from controller.decision import Decision
-from controller.loop import PoolController
 from proxy.upstream.endpoint import Endpoint
 
 __all__ = ["Leaving", "UnknownUpstream", "note_drain"]
@@ -18,9 +18,7 @@ class UnknownUpstream(ValueError):
         super().__init__(f"there is no upstream {url[:200]!r}; upstreams are {', '.join(known)}")
 
 
-def note_drain(
-    controller: PoolController, upstream: str, before: bool, out: bool, now: float, actor: str
-) -> Decision:
+def note_drain(controller: Controller, upstream: str, before: bool, out: bool, now: float, actor: str) -> Decision:
     """Keep the decision to take an upstream out, or back in, among those about its pool."""
     return controller.note(
         now,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import random
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from controller.dispatch.merge_upstream import MergeUpstream
 from controller.loop import PoolController
+from controller.models.batch_model import BatchModel
 from controller.observation import Observation, Result
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
@@ -67,3 +71,14 @@ def observation(
 
 def job(arrival: float = 0.0, **more: Any) -> Job:
     return Job("id", arrival, **more)
+
+
+def mislead(pool: PoolController, factor: float) -> None:
+    """Let what is believed of a merged call's time be wrong by `factor`, as learned from calls that took so long."""
+    upstream, rng = pool.dispatcher.upstream, random.Random(1)
+    assert isinstance(upstream, MergeUpstream)
+    believed, wrong = upstream.model, BatchModel(upstream.model.late_target)
+    for _ in range(200):
+        size = rng.randint(1, 32)
+        wrong.observe(size, factor * believed.predict(size) * math.exp(rng.gauss(0.0, 0.05)), 0.0, [])
+    upstream.model = wrong

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from controller.journal import JournaledController, JournalError, replay
 from controller.load import Load
+from controller.loop import PoolController
+from controller.replay import JournalError, replay
 from controller.setpoints import Bounds, Setpoints
 from controller.simulator.merge import simulate_merge
 from controller.simulator.scenarios import design_scenarios
@@ -15,10 +16,10 @@ from controller.tune.experiment import Arm
 from tests.controller.build import job, observation
 
 
-def journaled(lines: list[str], **settings: Any) -> JournaledController:
+def journaled(lines: list[str], **settings: Any) -> PoolController:
     given = {"slo": SLO(e2e_s=6.0), "law": "deadline", "mode": "merge"} | settings
-    return JournaledController(
-        "pool", write=lines.append, setpoints=Setpoints(8, 0.0), bounds=Bounds(1, 32), now=0.0, **given
+    return PoolController(
+        "pool", journal=lines.append, setpoints=Setpoints(8, 0.0), bounds=Bounds(1, 32), now=0.0, **given
     )
 
 
@@ -50,8 +51,6 @@ def test_what_operators_did_is_replayed_as_well() -> None:
         pool.tick(float(second), Load(queued=3, inflight=8, inflight_calls=1))
     pool.stop_experiment(41.0, "admin:test")
     pool.freeze(True, 42.0, "admin:test")
-    pool.corrupt_estimates(2.0)
-    pool.token(0.02)
     again = replay(lines)["pool"]
     assert again.different == []
     assert again.controller.snapshot(43.0) == pool.snapshot(43.0)

@@ -342,7 +342,6 @@ def test_the_snapshot_is_json_with_quantiles_counts_attainment_law_and_model() -
     pool = controller(slo=SLO(e2e_s=10.0, ttft_s=1.0))
     for index in range(40):
         pool.observe(observation(4.0, done=float(index), first=0.5, tokens=30))
-    pool.token(0.02)
     snapshot = json.loads(json.dumps(pool.snapshot(40.0)))
     assert set(snapshot["quantiles"]) == {"ttft", "tpot", "e2e", "queue", "service"}
     assert snapshot["counts"]["ok"] == 40

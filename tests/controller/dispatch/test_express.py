@@ -87,8 +87,8 @@ def test_a_moved_share_is_a_decision_that_can_be_read() -> None:
     pool = controller(size=8)
     pool.admit(fast(), 0.0, Load(queued=1))
     for index in range(40):
-        pool.express.observe("interactive", 1.0, False)
-        pool.express.observe("default", 1.0, index < 20)
+        pool.dispatcher.express.observe("interactive", 1.0, False)
+        pool.dispatcher.express.observe("default", 1.0, index < 20)
     decision = pool.tick(20.0, Load(app_limited=True))
     assert decision is not None
     assert decision.rule == "express.less"

@@ -18,13 +18,13 @@ from tests.controller.build import job, observation
 PROMISED = Promises(SLO(e2e_s=10.0))
 
 
-def taught(depth: int = 1) -> MergeUpstream:
+def taught(depth: int = 1, call_s: float = 1.0) -> MergeUpstream:
     """An upstream that takes 1 s a call; with a depth of 2 each call waits there for the one before it."""
     upstream = MergeUpstream(0.01)
     for index in range(40):
-        done = 1.0 + index
+        done = call_s * (1.0 + index)
         for _ in range(4):
-            upstream.observe(observation(float(min(depth, index + 1)), done=done, batch=4), ())
+            upstream.observe(observation(call_s * min(depth, index + 1), done=done, batch=4), ())
     return upstream
 
 
@@ -68,8 +68,7 @@ def test_a_batch_is_not_formed_behind_a_long_call() -> None:
 
 
 def test_an_estimate_that_condemns_everybody_is_put_to_the_test() -> None:
-    upstream = taught()
-    upstream.scale(1000.0)
+    upstream = taught(call_s=1000.0)
     choice = upstream.choose([job(41.0), job(41.2)], 8, 41.5, Load(queued=2), PROMISED, form=True, shed=True)
     assert choice == Choice(1, (0,))
 

@@ -43,8 +43,7 @@ def test_a_slow_down_is_followed_within_a_few_calls() -> None:
 
 @pytest.mark.parametrize("factor", [10.0, 0.1])
 def test_an_estimate_that_is_wrong_by_ten_heals_within_three_calls(factor: float) -> None:
-    model = trained(lambda b: 0.8 + 0.12 * b)
-    model.scale(factor)
+    model = trained(lambda b: factor * (0.8 + 0.12 * b))
     for _ in range(3):
         model.observe(8, 0.8 + 0.12 * 8)
     assert model.predict(8) == pytest.approx(0.8 + 0.12 * 8, rel=0.25)

@@ -18,6 +18,7 @@ from controller.simulator.record import Record
 from controller.simulator.run import LawSpec, play, play_engine
 from controller.simulator.scenarios import design_scenarios, fresh_scenarios
 from controller.slo import SLO
+from tests.controller.build import mislead
 
 DAYS = {scenario.label: scenario for scenario in design_scenarios(300.0)}
 FRESH = {scenario.label: scenario for scenario in fresh_scenarios(300.0)}
@@ -64,7 +65,7 @@ def test_an_estimate_off_by_ten_heals_without_a_lock_out(factor: float) -> None:
     def corrupt(now: float, controller: PoolController) -> None:
         if now >= 120.0 and not corrupted:
             corrupted.append(now)
-            controller.corrupt_estimates(factor)
+            mislead(controller, factor)
 
     healthy = run(day.label, LawSpec("deadline"))
     record = play(

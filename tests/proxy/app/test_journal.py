@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from controller.journal import replay
+from controller.replay import replay
 from controller.simulator.cli import main
 from tests.proxy.app.conftest import Rig
 from tests.proxy.app.upstream import Upstream

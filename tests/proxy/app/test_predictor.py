@@ -128,7 +128,7 @@ async def statuses_beside_one(rig: Rig, talker: Talker) -> list[int]:
 
     def forecast_s(tokens: float) -> float:
         job = Job("", now, prompt_tokens=12, predicted_tokens_p90=tokens)
-        forecast = pool.controller._upstream.forecast(job, 16, now, pool.load(now))
+        forecast = pool.controller.dispatcher.upstream.forecast(job, 16, now, pool.load(now))
         assert forecast is not None
         return forecast.done_s
 
@@ -136,7 +136,7 @@ async def statuses_beside_one(rig: Rig, talker: Talker) -> list[int]:
     await rig.admin_json("PATCH", f"{POOL}/slo", json={"e2e_ms": 1000 * between})
     tasks = []
     for number, prompt in enumerate((LONG, SHORT)):
-        now, admission = rig.proxy.clock.now(), pool.controller._admission
+        now, admission = rig.proxy.clock.now(), pool.controller.dispatcher.admission
         admission.admitted(now)  # as if a probe had just been let through
         admission.record.admitted(-1.0, now, trial=True)  # and somebody to see whether predictions are right
         for _ in range(100):
