@@ -13,7 +13,8 @@ UV     := $(VENV)-uv/bin/uv
 # Tests wait more than they compute, so there is one process more than there are cores. PYTEST_WORKERS=0 runs them in one process.
 PYTEST_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); echo $$((n < 7 ? n + 1 : 8)))
 PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
-export PYTHONDONTWRITEBYTECODE ?=
+# Bytecode is kept whatever the environment says: without it each of many processes compiles every file it imports again.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help run compile setup setup-run test unit kernels lint format types check constraints install-check peers docs dashboards dashboards-check console-check admin-fuzz clean

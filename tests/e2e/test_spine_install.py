@@ -6,9 +6,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-import openai
-
 from tests.e2e.spine_process import Trimtab, mock_upstream, resident_mb
+from tests.support.late import late
+
+openai = late("openai")
 
 HEAVY = ("torch", "numpy", "sklearn", "scipy", "tokenizers", "safetensors", "gguf", "jinja2", "transformers")
 WITHOUT = f"""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.e2e.spine_process import Trimtab, mock_upstream
 from tests.e2e.worker_process import eventually
+from tests.support.late import late
+
+openai = late("openai")
 
 
 async def test_it_serves_before_its_upstream_is_there_and_becomes_ready_with_it(tmp_path: Path) -> None:

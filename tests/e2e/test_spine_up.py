@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-import openai
 import pytest
 
 from tests.e2e.load import PROMPTS, Load, stream, streaming_load
 from tests.e2e.spine_process import Up, samples
 from tests.e2e.worker_process import eventually
+from tests.support.late import late
+
+openai = late("openai")
 
 POLL_S = 45.0
 """Ten ticks of a second, and room for a machine that is busy with something else."""

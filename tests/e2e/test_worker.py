@@ -9,10 +9,12 @@ import random
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.e2e.worker_process import WorkerProcess, eventually, started_worker
+from tests.support.late import late
+
+openai = late("openai")
 
 CAPITAL = "The capital of France is"
 BLOCKS = 160

@@ -8,11 +8,13 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-import openai
 import pytest
 
 from tests.e2e.tiny_checkpoint import make_tiny_checkpoint
 from tests.e2e.worker_process import WorkerProcess, started_worker
+from tests.support.late import late
+
+openai = late("openai")
 
 TOOLS: Any = [
     {

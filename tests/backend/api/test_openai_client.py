@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-import openai
 import pytest
 
 from tests.backend.api.conftest import StartWorker, Worker
 from tests.backend.api.fakes import FakeEngine
+from tests.support.late import late
+
+openai = late("openai")
 
 
 @pytest.fixture

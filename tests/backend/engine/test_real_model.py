@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from backend.engine.batch import Batch
 from backend.engine.core import EngineCore
@@ -19,11 +19,14 @@ from policies.fcfs import FCFS
 from tests.backend.engine.fake import Clock, fake_options
 from tests.backend.engine.test_core import Results, run
 from tests.backend.models.checkpoints import VOCAB, make_checkpoint, reference_logits
+from tests.support.late import late
+
+transformers = late("transformers")
 
 MARGIN = 1e-3
 """Logits closer than this may change places with the order of a sum."""
 
-Pair = tuple[LoadedModel, transformers.PreTrainedModel]
+Pair = tuple[LoadedModel, Any]
 
 
 @pytest.fixture(scope="module", params=["llama-odd-group", "gemma3"])

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from backend.engine.step import Runner, StepInput
+from tests.support.late import late
+
+transformers = late("transformers")
 
 VOCAB = 160
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import pytest
 import torch
-import transformers
 
 from backend.engine.core import EngineCore
 from backend.engine.options import EngineOptions
@@ -22,6 +21,9 @@ from backend.weights.locate import locate_model
 from backend.weights.sources import GGUFSource
 from policies.fcfs import FCFS
 from tests.backend.models.checkpoints import MiniLoop, Sequence
+from tests.support.late import late
+
+transformers = late("transformers")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from backend.engine.runner import ModelRunner
 from backend.weights.loader import LoadedModel, load_model
@@ -19,8 +19,11 @@ from tests.backend.models.checkpoints import (
     make_checkpoint,
     reference_logits,
 )
+from tests.support.late import late
 
-Pair = tuple[LoadedModel, transformers.PreTrainedModel]
+transformers = late("transformers")
+
+Pair = tuple[LoadedModel, Any]
 
 
 @pytest.fixture(scope="module", params=sorted(FAMILIES))

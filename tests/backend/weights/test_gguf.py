@@ -8,7 +8,6 @@ import gguf
 import numpy as np
 import pytest
 import torch
-import transformers
 
 from backend.engine.runner import ModelRunner
 from backend.models.errors import ModelError
@@ -26,6 +25,9 @@ from tests.backend.models.checkpoints import (
     reference_logits,
     tiny_tokenizer,
 )
+from tests.support.late import late
+
+transformers = late("transformers")
 
 Q = gguf.GGMLQuantizationType
 

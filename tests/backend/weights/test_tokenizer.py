@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import transformers
 
 from backend.models.errors import ModelError
 from backend.tokenizer import Tokenizer
@@ -18,6 +17,9 @@ from backend.weights.gguf_file import GGUFFile
 from backend.weights.gguf_tokenizer import gguf_tokenizer
 from backend.weights.locate import locate_model
 from tests.backend.models.checkpoints import tiny_tokenizer
+from tests.support.late import late
+
+transformers = late("transformers")
 
 TEXTS = (
     "The capital of France is Paris.",

@@ -3,8 +3,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from controller.predictor.boosting import weighted_quantile
 from controller.predictor.censoring import kaplan_meier, redistribute
+from tests.support.late import late
+
+boosting = late("controller.predictor.boosting")
 
 
 def test_without_cut_answers_it_is_the_empirical_distribution() -> None:
@@ -30,6 +32,6 @@ def test_quantiles_come_out_right_though_many_answers_were_cut(q: float) -> None
     cut = true > bound
     seen = np.minimum(true, bound)
     _, values, weight = redistribute(np.zeros((20_000, 1)), seen, cut, np.ones(20_000), q)
-    assert weighted_quantile(values, weight, q) == pytest.approx(np.quantile(true, q), abs=0.06)
-    assert weighted_quantile(seen, np.ones(20_000), q) < np.quantile(true, q) - 0.1
+    assert boosting.weighted_quantile(values, weight, q) == pytest.approx(np.quantile(true, q), abs=0.06)
+    assert boosting.weighted_quantile(seen, np.ones(20_000), q) < np.quantile(true, q) - 0.1
     assert weight.sum() == pytest.approx(20_000)

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controller.predictor.boosting import fit_quantile, parity, to_ensemble
 from controller.predictor.export import (
     Ensemble,
     EnsembleError,
@@ -21,6 +20,9 @@ from controller.predictor.export import (
     tree_from,
     tree_numbers,
 )
+from tests.support.late import late
+
+boosting = late("controller.predictor.boosting")
 
 FEATURES = 5
 numbers = st.floats(-1e6, 1e6, allow_subnormal=False)
@@ -101,11 +103,11 @@ def test_the_export_equals_scikit_learn_with_missing_values_anywhere(seed: int) 
     y = x[:, 0] + np.abs(x[:, 1]) + rng.normal(size=400)
     x[rng.random(x.shape) < 0.25] = np.nan
     x[:, 5] = np.nan  # a feature nobody ever sends
-    fitted = fit_quantile(x, y, rng.random(400) + 0.1, 0.9, trees=30, seed=seed)
-    ensemble = to_ensemble(fitted)
+    fitted = boosting.fit_quantile(x, y, rng.random(400) + 0.1, 0.9, trees=30, seed=seed)
+    ensemble = boosting.to_ensemble(fitted)
     probes = rng.normal(size=(256, 6))
     probes[rng.random(probes.shape) < 0.3] = np.nan
-    assert parity(fitted, ensemble, probes)[0] < 1e-9
+    assert boosting.parity(fitted, ensemble, probes)[0] < 1e-9
 
 
 LEAF = [0, 0.0, 0, 0, 1.0, 0]
