@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
+from proxy.cli import main
 from proxy.compiled import is_active
 from proxy.compiled.build import build, why_not
 from proxy.compiled.finder import VARIABLE
@@ -18,18 +20,34 @@ ROOT = Path(__file__).parents[3]
 SUITES = (
     "tests/conformance",
     "tests/proxy/wire",
-    "tests/proxy/cli/test_simulate.py",
+    "tests/proxy/cli",
+    "tests/docs/test_offline.py",
+    "tests/docs/test_live.py",
     "tests/e2e/test_spine_client.py",
     "tests/e2e/test_workers.py",
 )
+COMMANDS = {
+    "up": "tests/proxy/cli/test_up.py",
+    "serve": "tests/e2e/test_spine_client.py",
+    "worker": "tests/proxy/cli/test_up.py",
+    "ctl": "tests/docs/test_live.py",
+    "simulate": "tests/docs/test_offline.py",
+    "compile": "tests/docs/test_offline.py",
+    "config": "tests/docs/test_offline.py",
+}
+"""Where each subcommand runs for real."""
 
-pytestmark = [
-    pytest.mark.skipif(is_active(), reason="this is that process"),
-    pytest.mark.skipif(why_not() is not None, reason=f"nothing can be compiled: {why_not()}"),
-    pytest.mark.slow,
-]
+
+def test_every_subcommand_runs_compiled_too() -> None:
+    assert set(COMMANDS) == set(main.list_commands(click.Context(main)))
+    for file in COMMANDS.values():
+        assert (ROOT / file).is_file()
+        assert any(file == suite or file.startswith(f"{suite}/") for suite in SUITES), file
 
 
+@pytest.mark.skipif(is_active(), reason="this is that process")
+@pytest.mark.skipif(why_not() is not None, reason=f"nothing can be compiled: {why_not()}")
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_what_is_compiled_keeps_every_promise_of_the_source() -> None:
     folder = build(os.cpu_count() or 1)
