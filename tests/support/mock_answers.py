@@ -37,7 +37,7 @@ def content(seen: Seen, how: Behaviour, metrics: str) -> tuple[int, str, list[by
     if path.endswith("/chat/completions"):
         if payload.get("stream"):
             usage = bool((payload.get("stream_options") or {}).get("include_usage"))
-            return 200, "text/event-stream; charset=utf-8", chat_stream(how.tokens, usage=usage)
+            return 200, "text/event-stream; charset=utf-8", chat_stream(how.tokens, usage=usage, width=how.width)
         return 200, "application/json", [_chat(how.tokens)]
     if path.endswith("/embeddings"):
         return _list(payload.get("input"), how, _embedding, "data")
@@ -63,12 +63,12 @@ def _list(
     return 200, "application/json", [json.dumps({"object": "list", name: results, "usage": usage}).encode()]
 
 
-def chat_stream(tokens: int, *, usage: bool = False) -> list[bytes]:
+def chat_stream(tokens: int, *, usage: bool = False, width: int = 0) -> list[bytes]:
     """Return the events of a chat stream, `[DONE]` included."""
     events = []
     for index in range(tokens):
         finish = "stop" if index == tokens - 1 else None
-        choice = {"index": 0, "delta": {"content": f" täg-{index} 漢字 🙂"}, "finish_reason": finish}
+        choice = {"index": 0, "delta": {"content": f" täg-{index} 漢字 🙂" + "x" * width}, "finish_reason": finish}
         chunk = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "model": "mock", "choices": [choice]}
         events.append(b"data: " + json.dumps(chunk, ensure_ascii=False).encode() + b"\n\n")
     if usage:

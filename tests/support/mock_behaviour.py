@@ -20,6 +20,8 @@ class Behaviour:
     """Between the events of a stream."""
     tokens: int = 4
     """Events of a stream, tokens of an answer."""
+    width: int = 0
+    """Characters added to each event of a chat's stream."""
     status: int = 200
     reason: str | None = None
     """The reason phrase, which may be empty."""
