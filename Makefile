@@ -15,6 +15,9 @@ PYTEST_WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2);
 PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 # Bytecode is kept whatever the environment says: without it each of many processes compiles every file it imports again.
 export PYTHONDONTWRITEBYTECODE :=
+# What `make unit` runs, and what it leaves to `make test`: whatever listens on sockets, starts processes or imports torch.
+UNIT  ?= tests
+HEAVY := backend benchmarks conformance e2e install proxy/admin proxy/app proxy/cli proxy/process proxy/workers
 
 .DEFAULT_GOAL := help
 .PHONY: help run compile setup setup-run test unit kernels lint format types check constraints install-check peers docs dashboards dashboards-check console-check admin-fuzz clean
@@ -57,10 +60,11 @@ setup: $(VENV)/.test ## install everything, tests and tools included
 run: $(VENV)/.run $(VENV)/.compiled ## serve the demo model behind the proxy, controller on
 	@exec $(BIN)/trimtab up $(ARGS)
 
-test: $(VENV)/.test unit ## run the whole suite
-
-unit: $(VENV)/.test
+test: $(VENV)/.test ## run the whole suite
 	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
+
+unit: $(VENV)/.test ## only what is quick: pure logic, no servers, engines or compilers; UNIT=tests/policies for one folder
+	$(BIN)/python -m pytest $(PARALLEL) -m "not slow" $(if $(filter tests,$(UNIT)),$(addprefix --ignore=tests/,$(HEAVY))) $(UNIT) $(PYTEST_ARGS)
 
 # `make test` runs these too, in a process of their own: Triton's interpreter is switched on for a whole process.
 kernels: $(VENV)/.test ## only the Triton kernels, under the interpreter

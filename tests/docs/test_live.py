@@ -18,7 +18,7 @@ from tests.support.mock_upstream import MockUpstream
 
 __all__ = ["make_rig"]
 
-pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")]
 
 RUN_HERE = re.compile(r"^(curl |trimtab ctl )")
 ENDLESS = re.compile(r"--follow|--watch|/events|-N\b|ctl experiment")
