@@ -30,7 +30,7 @@ def outcome(read: Callable[[], Any]) -> tuple[Any, InvalidRequest | None]:
         return None, error
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(st.dictionaries(st.sampled_from(NAMES), JSON, max_size=4))
 def test_sampling_is_read_or_refused_by_name_whatever_is_sent(body: dict[str, object]) -> None:
     body = parse_body(orjson.dumps(body))
@@ -59,7 +59,7 @@ def test_sampling_is_read_or_refused_by_name_whatever_is_sent(body: dict[str, ob
         assert all(params.stop)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(JSON | st.lists(st.dictionaries(st.sampled_from(["role", "content", "tool_calls", "name"]), JSON)))
 def test_messages_are_read_or_refused_by_path_whatever_is_sent(value: object) -> None:
     messages, error = outcome(lambda: read_messages(value))

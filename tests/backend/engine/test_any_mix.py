@@ -58,7 +58,7 @@ def requests(draw: st.DrawFn, count: int = 7) -> list[GenerationRequest]:
     offload=st.sampled_from([0, 3, 50]),
     data=st.data(),
 )
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_in_any_company_every_request_gets_the_tokens_it_would_get_alone(
     mix: list[GenerationRequest],
     block_size: int,

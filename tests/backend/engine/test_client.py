@@ -375,12 +375,11 @@ async def test_a_grammar_that_is_being_compiled_holds_up_its_own_request_only(tm
         await within(until_idle(client))
 
 
-async def test_embeddings_come_back_in_order_and_errors_by_name() -> None:
-    async with engine("tests.backend.engine.faulty:embedding") as client:
-        vectors = await asyncio.gather(*(client.embed([[i], [i, i]], "mean") for i in range(1, 5)))
+async def test_embeddings_come_back_in_order_and_errors_by_name(client: EngineClient) -> None:
+    async with engine("tests.backend.engine.faulty:embedding") as able:
+        vectors = await asyncio.gather(*(able.embed([[i], [i, i]], "mean") for i in range(1, 5)))
         assert vectors == [[[float(i), 1.0], [float(i), 2.0]] for i in range(1, 5)]
         with pytest.raises(EngineError, match="embedding failed: ValueError: empty"):
-            await client.embed([[]], "last")
-    async with engine() as client:
-        with pytest.raises(EngineError, match="no embeddings"):
-            await client.embed([[1]], "mean")
+            await able.embed([[]], "last")
+    with pytest.raises(EngineError, match="no embeddings"):
+        await client.embed([[1]], "mean")

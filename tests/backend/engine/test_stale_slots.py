@@ -133,7 +133,8 @@ def test_what_lies_in_free_slots_changes_no_token_and_no_probability(checkpoint:
         pytest.skip("the native kernels attend float32 and bfloat16")
     torch.set_num_threads(1)
     loaded = load_model(checkpoint, dtype=dtype)
-    for seed in range(6):
+    # Which slots are free is the same in every dtype; what is added to them is not.
+    for seed in range(6 if dtype == "float32" else 3):
         rng = random.Random(seed)
         options = {
             "num_blocks": rng.choice([9, 14, 60]),
