@@ -14,16 +14,20 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from backend.engine import client as engine_client
 from backend.engine.client import ENGINE_ENVIRONMENT, RED_S, STALL_S, EngineClient
 from backend.engine.errors import EngineDied, EngineError, EngineOverloaded, RequestRefused
 from backend.engine.request import Delta, FinishReason, GenerationRequest, SamplingParams
 from tests.backend.engine.fake import fake_options, greedy
+from tests.backend.engine.nursery import Nursery, nursery
 
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
 FAKE = "tests.backend.engine.fake:build"
 FOREVER = replace(GREEDY, max_tokens=4000)
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # tests that leave the engine as it was share one
+own = pytest.mark.usefixtures("many")
+"""For a test that starts an engine of its own."""
 
 
 @asynccontextmanager
@@ -33,6 +37,22 @@ async def engine(build: str = FAKE, **options: object) -> AsyncIterator[EngineCl
         yield client
     finally:
         await client.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def forked() -> AsyncIterator[Nursery | None]:
+    """Where engines are forked for tests that end theirs; `client` and the test of its environment spawn one."""
+    if not hasattr(os, "pidfd_open"):
+        yield None
+        return
+    async with nursery() as made:
+        yield made
+
+
+@pytest.fixture
+def many(forked: Nursery | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if forked is not None:
+        monkeypatch.setattr(engine_client, "_spawn", forked.spawn)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -95,6 +115,7 @@ async def test_concurrent_requests_are_served_and_kept_apart(client: EngineClien
     assert (after.running_sum - before.running_sum) / (after.steps - before.steps) > 2
 
 
+@own
 async def test_the_loop_for_asynchronous_devices_tells_everything_too() -> None:
     async with engine("tests.backend.engine.fake:build_overlapping") as client:
         results = await within(asyncio.gather(*(collect(client, request(f"r{i}", [i])) for i in range(9))))
@@ -104,6 +125,7 @@ async def test_the_loop_for_asynchronous_devices_tells_everything_too() -> None:
             assert last.usage is not None
 
 
+@own
 async def test_loading_reports_progress_and_the_engine_what_it_is() -> None:
     seen: list[tuple[str, float]] = []
     client = await EngineClient.start(
@@ -186,6 +208,7 @@ async def test_an_id_that_is_used_again_at_once_gets_nothing_of_its_former_owner
         assert last.request_id == "again"
 
 
+@own
 async def test_more_requests_than_the_engine_takes_are_turned_away_and_none_hangs() -> None:
     """sglang PR#33940: whoever was turned away was never told."""
     async with engine(max_waiting=2, max_num_seqs=2) as client:
@@ -243,6 +266,7 @@ async def test_signals_to_the_whole_group_leave_draining_to_the_parent(client: E
 # -- ends ----------------------------------------------------------------------------------------------------
 
 
+@own
 async def test_the_engines_death_fails_every_open_request_at_once() -> None:
     client = await EngineClient.start(fake_options(num_blocks=2000, max_num_seqs=3), build=FAKE)
     deltas = [client.generate(request(f"r{i}", [i], FOREVER)) for i in range(2)]
@@ -270,6 +294,7 @@ async def anext_until_error(deltas: AsyncIterator[Delta]) -> None:
         pass
 
 
+@own
 async def test_closing_ends_open_requests_with_an_error_and_is_idempotent() -> None:
     client = await EngineClient.start(fake_options(num_blocks=2000), build=FAKE)
     open_request = asyncio.create_task(collect(client, request("a", [1], FOREVER)))
@@ -283,6 +308,7 @@ async def test_closing_ends_open_requests_with_an_error_and_is_idempotent() -> N
         await collect(client, request("c", [1]))
 
 
+@own
 async def test_the_engine_ends_when_its_parent_does() -> None:
     client = await EngineClient.start(fake_options(num_blocks=2000), build=FAKE)
     running = asyncio.create_task(collect(client, request("a", [1], FOREVER)))
@@ -294,6 +320,7 @@ async def test_the_engine_ends_when_its_parent_does() -> None:
     assert client._process.returncode == 0
 
 
+@own
 async def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
     with pytest.raises(EngineError, match=r"^the disk is on fire$"):
         await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:unloadable")
@@ -303,6 +330,7 @@ async def test_an_engine_that_cannot_start_says_why_in_one_line() -> None:
         await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:vanishing")
 
 
+@own
 async def test_reports_of_failing_steps_keep_health_red_for_a_while_and_not_for_ever() -> None:
     """Without traffic no later step could turn it green: whoever asks before sending would never send again."""
     client = await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:failing")
@@ -316,6 +344,7 @@ async def test_reports_of_failing_steps_keep_health_red_for_a_while_and_not_for_
     await client.close()
 
 
+@own
 async def test_a_step_that_hangs_turns_health_red() -> None:
     """vllm#45414: no progress for minutes, and /health says 200."""
     client = await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:hanging")
@@ -335,6 +364,7 @@ async def test_a_step_that_hangs_turns_health_red() -> None:
         await within(waiting)
 
 
+@own
 async def test_an_engine_whose_steps_keep_failing_ends_and_says_why() -> None:
     client = await EngineClient.start(fake_options(), build="tests.backend.engine.faulty:failing")
     for i in range(2):
@@ -347,6 +377,7 @@ async def test_an_engine_whose_steps_keep_failing_ends_and_says_why() -> None:
     await client.close()
 
 
+@own
 async def test_a_grammar_that_is_being_compiled_holds_up_its_own_request_only(tmp_path: Path) -> None:
     """Streams go on, aborting is possible, and an engine that has nothing else to do wakes up for it."""
     pipes = {name: tmp_path / name for name in ("good", "bad", "never")}
@@ -375,6 +406,7 @@ async def test_a_grammar_that_is_being_compiled_holds_up_its_own_request_only(tm
         await within(until_idle(client))
 
 
+@own
 async def test_embeddings_come_back_in_order_and_errors_by_name(client: EngineClient) -> None:
     async with engine("tests.backend.engine.faulty:embedding") as able:
         vectors = await asyncio.gather(*(able.embed([[i], [i, i]], "mean") for i in range(1, 5)))
