@@ -1,7 +1,7 @@
 """Every way in which a request can end without its upstream's answer, and the one place that words them in HTTP.
 
 Codes: 401 no valid key; 429 the caller's own limit; 503 we are saturated, draining, without an upstream, or the
-promise cannot be kept now; 504 a deadline passed; 502 the upstream failed before a byte; 499 the client went away
+SLO cannot be kept now; 504 a deadline passed; 502 the upstream failed before a byte; 499 the client went away
 (log only); 4xx the caller's mistake. Never 408 or 409: SDKs retry those blindly.
 """
 
@@ -16,32 +16,11 @@ from controller.observation import Result
 from proxy.wire.base import Reply, WireFormat
 
 __all__ = [
-    "BadInput",
-    "BodyTooLarge",
-    "CallerLimited",
-    "ClientGone",
-    "DeadlinePassed",
-    "Draining",
-    "ExpectationFailed",
-    "HeadersTooLarge",
-    "Infeasible",
-    "InternalFault",
-    "KeeperAway",
-    "MemoryFull",
-    "NoRoute",
-    "NoUpstream",
-    "OutOfConnections",
-    "Outcome",
-    "QueueFull",
-    "Refused",
-    "Shed",
-    "SlowClient",
-    "Unauthorized",
-    "UpstreamBusy",
-    "UpstreamFailed",
-    "UpstreamTimeout",
-    "to_reply",
-]
+    "BadInput", "BodyTooLarge", "CallerLimited", "DeadlinePassed", "Draining", "ExpectationFailed",
+    "HeadersTooLarge", "Infeasible", "InternalFault", "KeeperAway", "MemoryFull", "NoRoute", "NoUpstream",
+    "OutOfConnections", "Outcome", "QueueFull", "Refused", "Shed", "SlowClient", "Unauthorized", "UpstreamBusy",
+    "UpstreamFailed", "UpstreamTimeout", "to_reply",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,12 +235,10 @@ class Shed(_Passing):
 
 
 @dataclass(frozen=True, slots=True)
-class Draining(_Outcome):
+class Draining(_Passing):
     """The proxy is going away."""
 
-    status: ClassVar[int] = 503
     reason = "draining"
-    retry_after_s = 1.0
     message = "The proxy is shutting down."
 
 
@@ -282,22 +259,18 @@ class KeeperAway(_Passing):
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfConnections(_Outcome):
+class OutOfConnections(_Passing):
     """This process may open no more files, so no connection to an upstream can be made."""
 
-    status: ClassVar[int] = 503
     reason = "out_of_connections"
-    retry_after_s = 1.0
     message = "The proxy can open no more connections."
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryFull(_Outcome):
+class MemoryFull(_Passing):
     """The bodies of all requests together take as much memory as they may."""
 
-    status: ClassVar[int] = 503
     reason = "memory_full"
-    retry_after_s = 1.0
     message = "The proxy holds as many bytes of requests as it may."
 
 
@@ -361,21 +334,10 @@ class InternalFault(_Outcome):
     message = "The proxy failed on this request."
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone(_Outcome):
-    """The client went away. Only ever logged."""
-
-    status: ClassVar[int] = 499
-    result: ClassVar[Result] = Result.CANCELLED
-    reason = "client_gone"
-    message = "The client went away."
-
-
 Outcome: TypeAlias = (
     BadInput
     | BodyTooLarge
     | CallerLimited
-    | ClientGone
     | DeadlinePassed
     | Draining
     | ExpectationFailed

@@ -16,8 +16,8 @@ from proxy.config.access import KeyConfig, KeyLimitsConfig
 from proxy.config.pool import ClassConfig
 from proxy.config.share import WHOLE, Share
 from proxy.config.terms import Terms
-from proxy.http.headers import RequestFields
 from proxy.http.incoming import Incoming
+from proxy.http.request_fields import RequestFields
 from proxy.outcome import CallerLimited, Refused, Unauthorized
 from proxy.request import Ticket
 

@@ -86,12 +86,14 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "turn",
     ),
     "proxy.http": (
-        "headers",
+        "fields",
         "heads",
         "held",
         "incoming",
         "known_head",
         "reply",
+        "request_fields",
+        "response_fields",
         "target",
     ),
     "proxy.observe": (
@@ -139,6 +141,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "verdicts",
     ),
     "proxy.wire": (
+        "abstract",
         "alike",
         "anthropic",
         "anyusage",
@@ -171,6 +174,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
         "tgi",
         "usage",
         "vectors",
+        "weight",
     ),
 }
 """The modules of each room."""

@@ -13,7 +13,7 @@ from proxy.dispatch.parts import PartHeads
 from proxy.dispatch.shared_head import shared_lines
 from proxy.dispatch.trust import MergeTrust
 from proxy.dispatch.turn import Answer, MergeTurn, SharedRun
-from proxy.http.headers import lines_of
+from proxy.http.fields import lines_of
 from proxy.now import monotonic
 from proxy.outcome import InternalFault, NoUpstream, Outcome, OutOfConnections, UpstreamFailed, UpstreamTimeout
 from proxy.upstream.errors import Failure, UpstreamError

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-from proxy.http.headers import lines_of
+from proxy.http.fields import lines_of
 from proxy.wire.base import Reply
 
 __all__ = ["PartHeads"]

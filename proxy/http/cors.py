@@ -8,7 +8,7 @@ upstream has shown that its own answers may.
 from __future__ import annotations
 
 from proxy.config.access import CorsConfig
-from proxy.http.headers import RequestFields
+from proxy.http.request_fields import RequestFields
 
 __all__ = ["ANY_ORIGIN", "Cors", "is_preflight"]
 

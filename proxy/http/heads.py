@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["RepeatedHead"]
+__all__ = ["RepeatedHead", "end_of_head"]
 
 _NAME: Final = b"\r\ncontent-length:"
 _MAX_DIGITS: Final = 12
@@ -69,3 +69,9 @@ class RepeatedHead:
             return 0
         self.start = at + len(after)
         return self.start + length
+
+
+def end_of_head(data: bytes) -> int:
+    """Return where the head ends that `data` begins with, its empty line included; 0 where lines end otherwise."""
+    end = data.find(b"\r\n\r\n") + 4
+    return end if end >= 5 and data.count(b"\n", 0, end) == data.count(b"\r\n", 0, end) else 0

@@ -10,8 +10,8 @@ from typing import Any, Final
 from aiohttp import HttpVersion10, HttpVersion11
 from aiohttp.web_protocol import PayloadAccessError
 
-from proxy.http.headers import RequestFields
 from proxy.http.held import Held
+from proxy.http.request_fields import RequestFields
 from proxy.http.target import has_dot_segments, is_authority, matched_path
 from proxy.http.trailers import TrailerScanner
 from proxy.http.upload import Begun, pieces

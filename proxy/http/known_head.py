@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from proxy.http.headers import RawHeaders, ResponseFields
+from proxy.http.fields import RawHeaders
 from proxy.http.heads import RepeatedHead
+from proxy.http.response_fields import ResponseFields
 
 __all__ = ["KnownHead"]
 

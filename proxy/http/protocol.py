@@ -12,19 +12,19 @@ import logging
 from typing import Any, cast
 
 from aiohttp import web
-from aiohttp.http_exceptions import LineTooLong
 from aiohttp.http_parser import RawRequestMessage
 from aiohttp.web_protocol import PayloadAccessError, RequestHandler
 
-from proxy.http.headers import RequestFields, length_in, lines_of
-from proxy.http.heads import RepeatedHead
+from proxy.http.fields import length_in
+from proxy.http.heads import RepeatedHead, end_of_head
 from proxy.http.incoming import Incoming, Opening
+from proxy.http.malformed import last_words, refusal_of
 from proxy.http.portions import Portions, is_costly
-from proxy.http.reply import SENT_CLOSE, SENT_KEEP, head_bytes
+from proxy.http.reply import SENT_CLOSE, SENT_KEEP
+from proxy.http.request_fields import RequestFields
 from proxy.http.served import Receiver, Served
-from proxy.http.trailers import TrailerScanner
-from proxy.outcome import BadInput, HeadersTooLarge, InternalFault, Outcome, to_reply
-from proxy.wire.registry import wire_format
+from proxy.http.trailers import AnnouncedTrailers
+from proxy.outcome import InternalFault, Outcome
 
 __all__ = ["ClientProtocol"]
 
@@ -46,21 +46,9 @@ class ClientProtocol(RequestHandler):
     """
 
     __slots__ = (
-        "_flight",
-        "_head_s",
-        "_held",
-        "_keyed",
-        "_opening",
-        "_owed",
-        "_patience",
-        "_portions",
-        "_repeat",
-        "_scanner",
-        "_trailed",
-        "seen",
-        "slow",
-        "trailers",
-    )
+        "_flight", "_head_s", "_held", "_keyed", "_opening", "_owed", "_patience", "_portions", "_repeat",
+        "_trailers", "seen", "slow",
+    )  # fmt: skip
 
     def __init__(self, *args: Any, head_timeout_s: float, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -83,11 +71,7 @@ class ClientProtocol(RequestHandler):
         """The request that is served; there is one at a time."""
         self._keyed: Any = None
         """The message whose head `_repeat` is."""
-        self.trailers: TrailerScanner | None = None
-        """Looks for the trailer fields of `_trailed`, the latest message that announced some, until that is taken."""
-        self._trailed: Any = None
-        self._scanner: TrailerScanner | None = None
-        """The same while there is more to look at."""
+        self._trailers = AnnouncedTrailers()
 
     # -- coming and going ----------------------------------------------------------------------------------
 
@@ -206,11 +190,11 @@ class ClientProtocol(RequestHandler):
         known, owed = len(self._messages), self._owed
         clear = owed == 0 or (self._flight is None and known == 0)
         super().data_received(data)
-        scanner = self._scanner
-        if scanner is not None:
-            self._follow(scanner, data, 0)
+        trailers = self._trailers
+        if trailers.running:
+            trailers.see(data)
         elif clear and len(self._messages) == known + 1:
-            self._await_trailers(data, self._messages[known][0])
+            trailers.begin(self._messages[known][0], data)
         if owed > 0:
             self._owed = max(_LOST, owed - len(data))
         elif owed == 0 and data:
@@ -234,15 +218,13 @@ class ClientProtocol(RequestHandler):
         message = self._messages[known][0] if len(self._messages) == known + 1 else None
         if not isinstance(message, RawRequestMessage) or message.chunked or message.upgrade or self._upgraded:
             return
-        end = data.find(b"\r\n\r\n") + 4
-        head = data[:end]
-        if end < 5 or head.count(b"\n") != head.count(b"\r\n"):
+        end = end_of_head(data)
+        if end == 0:
             return
         owed = end + length_in(message.headers.get("Content-Length", "0").encode("latin-1")) - len(data)
         if owed >= 0:
-            self._owed = owed
-            self._opening = None
-            self._repeat, self._keyed = RepeatedHead.of(head), message
+            self._owed, self._opening, self._keyed = owed, None, message
+            self._repeat = RepeatedHead.of(data[:end])
 
     def pause_writing(self) -> None:
         """The client takes no more for now."""
@@ -253,25 +235,6 @@ class ClientProtocol(RequestHandler):
         """The client takes more."""
         self.slow = False
         super().resume_writing()
-
-    def _await_trailers(self, data: bytes, message: Any) -> None:
-        """Look for trailers behind the body of `message`, the only one that began in `data`, if it announces some.
-
-        Those of a request that came in one read with another are not looked for: it is not clear where each ends.
-        """
-        if not (isinstance(message, RawRequestMessage) and message.chunked and "Trailer" in message.headers):
-            return
-        self._trailed, self._scanner = message, TrailerScanner()
-        self.trailers = self._scanner
-        # A head that came in several pieces may end inside the blank line; then nothing is understood, and lost
-        # are the trailers alone.
-        self._follow(self._scanner, data, data.find(b"\r\n\r\n") + 4)
-
-    def _follow(self, scanner: TrailerScanner, data: bytes, start: int) -> None:
-        """Let the scanner see more; it looks at nothing behind the end of its own message."""
-        scanner.feed(data[start:] if start else data)
-        if scanner.done:
-            self._scanner = None
 
     # -- serving -------------------------------------------------------------------------------------------
 
@@ -327,8 +290,7 @@ class ClientProtocol(RequestHandler):
         if opening is self._keyed:
             self._opening = head
         incoming = Incoming(head, payload, self)
-        if opening is self._trailed:
-            incoming.scanner, self._trailed = self.trailers, None
+        incoming.scanner = self._trailers.of(opening)
         return self._launch(incoming)
 
     def _launch(self, incoming: Incoming) -> bool:
@@ -446,8 +408,7 @@ class ClientProtocol(RequestHandler):
 
     def _refuse(self, error: BaseException | None, message: str) -> None:
         """Answer a request that could not be parsed, and close."""
-        too_long = isinstance(error, LineTooLong) or "Too many" in (message or "")
-        self._answer(HeadersTooLarge() if too_long else BadInput("The request is malformed."))
+        self._answer(refusal_of(error, message))
 
     def _broken(self, error: BaseException | None) -> None:
         """Answer a request whose handler failed, and close."""
@@ -457,8 +418,7 @@ class ClientProtocol(RequestHandler):
     def _answer(self, outcome: Outcome) -> None:
         transport = self.transport
         if transport is not None and not transport.is_closing():
-            code, fields, body = to_reply(outcome, wire_format("openai"), "-")
-            transport.write(head_bytes(code, None, lines_of(fields), length=len(body), close=True) + body)
+            transport.write(last_words(outcome))
 
     def handle_error(
         self,

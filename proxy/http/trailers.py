@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import Any
 
-__all__ = ["TrailerScanner", "passable"]
+from aiohttp.http_parser import RawRequestMessage
+
+__all__ = ["AnnouncedTrailers", "TrailerScanner", "passable"]
 
 _TOKEN = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -116,3 +119,41 @@ class TrailerScanner:
     def _give_up(self) -> None:
         self._fields.clear()
         self.done = True
+
+
+class AnnouncedTrailers:
+    """Looks for the trailer fields that the requests of one connection announce, one request at a time."""
+
+    __slots__ = ("_message", "_scanner", "running")
+
+    def __init__(self) -> None:
+        self._message: RawRequestMessage | None = None
+        """The latest message that announced some, until it is taken."""
+        self._scanner: TrailerScanner | None = None
+        self.running = False
+        """Whether there is more of it to look at."""
+
+    def begin(self, message: Any, data: bytes) -> None:
+        """Look behind the body of `message`, the only one that began in `data`, if it announces trailers.
+
+        Those of a request that came in one read with another are not looked for: it is not clear where each ends.
+        """
+        if not (isinstance(message, RawRequestMessage) and message.chunked and "Trailer" in message.headers):
+            return
+        self._message, self._scanner, self.running = message, TrailerScanner(), True
+        # A head that came in several pieces may end inside the blank line; then nothing is understood, and lost
+        # are the trailers alone.
+        self.see(data[data.find(b"\r\n\r\n") + 4 :])
+
+    def see(self, data: bytes) -> None:
+        """Look at more; nothing behind the end of the message is looked at."""
+        if self._scanner is not None:
+            self._scanner.feed(data)
+            self.running = not self._scanner.done
+
+    def of(self, message: Any) -> TrailerScanner | None:
+        """Return who looks for the trailers of `message`, which is taken now; None where it announced none."""
+        if self._message is None or message is not self._message:
+            return None
+        self._message = None
+        return self._scanner

@@ -13,7 +13,7 @@ from typing import Any
 
 from controller.observation import Observation, Result
 from proxy.config.model import LogConfig
-from proxy.http.headers import RequestFields
+from proxy.http.request_fields import RequestFields
 from proxy.request import Ticket
 
 __all__ = ["AccessLog", "access_entry"]

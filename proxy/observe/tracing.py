@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
     from opentelemetry.trace import Link, Span, SpanContext, SpanKind
 
-    from proxy.http.headers import RawHeaders
+    from proxy.http.fields import RawHeaders
     from proxy.http.incoming import Incoming
     from proxy.request import Ticket
 

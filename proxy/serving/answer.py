@@ -8,9 +8,10 @@ from collections.abc import Callable
 from controller.observation import Result
 from proxy.dispatch.merged_call import outcome_of
 from proxy.http.cors import ANY_ORIGIN
-from proxy.http.headers import ResponseFields, lines_of
+from proxy.http.fields import lines_of
 from proxy.http.incoming import Incoming
 from proxy.http.reply import head_bytes
+from proxy.http.response_fields import ResponseFields
 from proxy.http.tunnel import Tunnel
 from proxy.now import monotonic
 from proxy.outcome import Outcome, to_reply

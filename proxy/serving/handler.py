@@ -6,8 +6,8 @@ import asyncio
 from os import urandom
 from typing import Final
 
-from proxy.http.headers import RequestFields
 from proxy.http.incoming import Incoming, Limits
+from proxy.http.request_fields import RequestFields
 from proxy.now import monotonic
 from proxy.request import Ticket
 from proxy.serving.flight import Flight

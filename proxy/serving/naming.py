@@ -30,8 +30,9 @@ from proxy.wire.naming import (
     in_target,
     inflated,
 )  # fmt: skip
-from proxy.wire.outline import STEP, Outline, is_light
+from proxy.wire.outline import STEP, Outline
 from proxy.wire.passthrough import UNREAD
+from proxy.wire.weight import is_light
 
 __all__ = ["choose_named", "seek", "skim", "unclear", "whole_body"]
 

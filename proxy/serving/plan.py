@@ -9,9 +9,9 @@ from proxy.access.keys import Visit
 from proxy.config.rules import ClassRules
 from proxy.dispatch.lengths import usual_work
 from proxy.dispatch.pool import Pool
-from proxy.http.headers import RequestFields
 from proxy.http.held import UPLOAD_BYTES
 from proxy.http.incoming import Incoming
+from proxy.http.request_fields import RequestFields
 from proxy.http.upload import Upload
 from proxy.now import monotonic
 from proxy.outcome import BadInput, Refused

@@ -14,9 +14,10 @@ from proxy.serving.routes import Candidate
 from proxy.serving.service import Service
 from proxy.wire.base import BadRequest, Call, Head
 from proxy.wire.naming import Unclear
-from proxy.wire.outline import SURELY_SLIGHT, Outline, is_light, is_slight
+from proxy.wire.outline import Outline
 from proxy.wire.passthrough import UNREAD
 from proxy.wire.prompt import BYTES_PER_TOKEN
+from proxy.wire.weight import SURELY_SLIGHT, is_light, is_slight
 
 __all__ = ["hold_for", "inspect", "is_quick", "read", "weigh"]
 

@@ -8,7 +8,7 @@ import struct
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from proxy.http.headers import RawHeaders, lines_of
+from proxy.http.fields import RawHeaders, lines_of
 from proxy.http.trailers import passable
 from proxy.now import monotonic
 from proxy.request import Ticket

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import orjson
 
 from proxy.config.model import PoolConfig
-from proxy.http.headers import RequestFields
+from proxy.http.request_fields import RequestFields
 from proxy.request import AffinityKey
 from proxy.wire.base import Call
 

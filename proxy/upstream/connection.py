@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import inf
 from typing import Final
 
-from proxy.http.headers import ResponseFields
 from proxy.http.known_head import KnownHead
+from proxy.http.response_fields import ResponseFields
 from proxy.now import monotonic
 from proxy.upstream.chunked import ChunkedBody
 from proxy.upstream.chunks import single_chunk, whole_chunks

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final, Protocol
 
-from proxy.http.headers import RawHeaders, ResponseFields
+from proxy.http.fields import RawHeaders
 from proxy.http.known_head import KnownHead
+from proxy.http.response_fields import ResponseFields
 from proxy.now import monotonic
 from proxy.upstream.address import Address
 from proxy.upstream.errors import Failure, UpstreamError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from time import time
 from typing import Any, Final
 
-from proxy.http.headers import lines_of
+from proxy.http.fields import lines_of
 from proxy.now import monotonic
 from proxy.request import AffinityKey
 from proxy.upstream.connection import Connection

@@ -11,40 +11,22 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import orjson
-
+from proxy.wire.abstract import CLIPPED, Abstract, clipped, is_medium, is_wanted, name_in
 from proxy.wire.base import BadRequest, Call
 from proxy.wire.naming import Named, Unclear, value_at
 from proxy.wire.prompt import BYTES_PER_TOKEN, TOKENS_PER_MEDIUM
 from proxy.wire.stretch import STRETCH_BYTES, Stretch
 
-__all__ = ["CLIPPED", "MAX_MEMBERS", "PARSED_BYTES", "PARSED_VALUES", "STEP", "Outline", "is_light", "is_slight"]
+__all__ = ["MAX_DEPTH", "MAX_MEMBERS", "STEP", "Outline"]
 
 STEP: Final = 512
 """So many units of a large body are looked at between two turns of the loop: a millisecond or two, from source."""
-SURELY_SLIGHT: Final = 16_384
-"""Bytes of a body that is parsed at once whatever is in it."""
-SLIGHT_VALUES: Final = 5_461
-"""So many commas and brackets a larger body may have to be parsed at once: what the former has at worst."""
-PARSED_BYTES: Final = 1_048_576
-"""Bytes of the largest body that is parsed."""
-PARSED_VALUES: Final = 16_384
-"""So many commas and brackets a body may have to be parsed: at worst some 10 ms of work, in a turn of its own."""
-
-CLIPPED: Final = 49_152
-"""Bytes that are kept of the beginning of a long member."""
 MAX_DEPTH: Final = 1024
 """Levels of nesting, which is what the parser of small bodies takes too."""
 
-_TINY: Final = 1_024
-"""A member of so many bytes is always kept, if a wire format asks for it."""
-_KEPT_BYTES: Final = 131_072
-"""So much is kept of longer members in all."""
 _MAX_NAME: Final = 64
 MAX_MEMBERS: Final = 65_536
 """Members of the outermost object: each costs more than a token, and nobody has so many."""
-_MAX_OTHERS: Final = 64
-"""So many members are kept that no wire format asks for, each of them tiny."""
 _WINDOW: Final = 65_536
 """Bytes looked through by one search."""
 _STRING_WINDOW: Final = 1_048_576
@@ -65,8 +47,6 @@ _TOKEN = re.compile(rb'["\[\]{}]')
 _SPACES = re.compile(rb"[ \t\r\n]*")
 _WORD = re.compile(rb"[^ \t\r\n,]*")
 _ESCAPES = re.compile(rb'(?:[^"\\]*+\\.)*+', re.DOTALL)
-_BASE64 = re.compile(rb"[A-Za-z0-9+/=_-]*")
-_COMMA: Final = 0x2C
 _QUOTE: Final = 0x22
 _OPENING_LIST: Final = 0x5B
 _OPENING_OBJECT: Final = 0x7B
@@ -74,40 +54,8 @@ _BACKSLASH: Final = 0x5C
 _CLOSING_LIST: Final = 0x5D
 _CLOSING_OBJECT: Final = 0x7D
 
-_WANTED = frozenset(
-    {
-        b"best_of", b"conversation", b"documents", b"input", b"inputs", b"instances", b"instructions",
-        b"max_completion_tokens", b"max_output_tokens", b"max_tokens", b"messages", b"model", b"n", b"options",
-        b"parameters", b"previous_response_id", b"prompt", b"query", b"sampling_params", b"store", b"stream",
-        b"stream_options", b"system", b"text", b"text_input", b"texts", b"tools",
-    }
-)  # fmt: skip
-"""Members that wire formats read: kept however many others there are."""
-_TEXT = frozenset(
-    {
-        b"arguments", b"content", b"input", b"inputs", b"instructions", b"prompt", b"query", b"reasoning_content",
-        b"system", b"text", b"text_input", b"thinking",
-    }
-)  # fmt: skip
-"""Members whose strings are text, however they look; others may hold a picture or a sound."""
 _NOTHING = (0, 0)
 _BROKEN: Final = "the request body is not valid JSON: "
-
-
-def is_slight(body: bytes) -> bool:
-    """Tell whether a body may be parsed in the turn of the loop that it came in."""
-    size = len(body)
-    return size <= SURELY_SLIGHT or (size <= PARSED_BYTES and _tokens_in(body) <= SLIGHT_VALUES)
-
-
-def is_light(body: bytes) -> bool:
-    """Tell whether a body may be parsed."""
-    size = len(body)
-    return size <= SURELY_SLIGHT or (size <= PARSED_BYTES and _tokens_in(body) <= PARSED_VALUES)
-
-
-def _tokens_in(body: bytes) -> int:
-    return body.count(b",") + body.count(b"[") + body.count(b"{")
 
 
 class Outline:
@@ -119,35 +67,10 @@ class Outline:
     """
 
     __slots__ = (
-        "_abstract",
-        "_at",
-        "_body",
-        "_clip_at",
-        "_closers",
-        "_dense_at",
-        "_elements",
-        "_escaped",
-        "_in_string",
-        "_kept_bytes",
-        "_last",
-        "_lists",
-        "_max_values",
-        "_media",
-        "_member",
-        "_members",
-        "_model",
-        "_models",
-        "_named",
-        "_others",
-        "_reach",
-        "_shown",
-        "_start",
-        "_string_at",
-        "_text_bytes",
-        "_value_end",
-        "understood",
-        "values",
-    )
+        "_abstract", "_at", "_body", "_clip_at", "_closers", "_dense_at", "_elements", "_escaped", "_in_string",
+        "_kept", "_last", "_max_values", "_media", "_member", "_model", "_models", "_named", "_reach", "_shown",
+        "_start", "_string_at", "_text_bytes", "_value_end", "understood", "values",
+    )  # fmt: skip
 
     def __init__(self, body: bytes, max_values: int) -> None:
         self._body = body
@@ -176,16 +99,14 @@ class Outline:
         """How many elements of a list that holds."""
         self._elements = 0
         """Commas between the elements of the list that it is."""
-        self._members: dict[bytes, bytes] = {}
-        self._lists: dict[bytes, tuple[int, int]] = {}
-        """How many elements long lists have, and how many of those are kept."""
+        self._kept = Abstract()
         self._dense_at = 0
         """From where on stretches may be taken in at once again."""
         self._reach: int = STRETCH_BYTES
         """How far the next one may go."""
         self._named = 0
         """Outermost members so far."""
-        self._others = self._kept_bytes = self._text_bytes = self._media = 0
+        self._text_bytes = self._media = 0
         self._model = b""
         """How the latest member is spelled that some server takes for `model`."""
         self._models: list[tuple[int, int]] = []
@@ -378,10 +299,7 @@ class Outline:
             name = body[before:after] if after - before <= _MAX_NAME else None
         elif len(self._closers) > 2:
             name = None
-        if name in _TEXT:
-            return False
-        sample = body[start : start + _SAMPLE]
-        return sample.startswith(b"data:") or _BASE64.fullmatch(sample) is not None
+        return is_medium(name, body[start : start + _SAMPLE])
 
     def _count(self, values: int) -> None:
         self.values += values
@@ -397,12 +315,7 @@ class Outline:
         if self._named > MAX_MEMBERS:
             text = f"the request body has more than {MAX_MEMBERS} members"
             raise BadRequest(text, code="invalid_json", certain=False)
-        name = body[start:end] if end - start <= _MAX_NAME else b""
-        if b"\\" in name:
-            try:
-                name = str(orjson.loads(b'"' + name + b'"')).encode()
-            except (orjson.JSONDecodeError, UnicodeEncodeError):
-                name = b""
+        name = name_in(body[start:end]) if end - start <= _MAX_NAME else b""
         self._member = name
         self._last = _NOTHING
 
@@ -418,18 +331,9 @@ class Outline:
         """Keep the beginning of a value that goes on, closed as if it ended there."""
         start, cut = self._start, self._clip_at
         self._clip_at = -1
-        if start < 0 or self._member not in _WANTED:
-            return
-        closers = bytes(self._closers[:0:-1])
-        text = body[start:cut]
-        for candidate in _inside(text) if self._in_string else _outside(text):
-            try:
-                value = orjson.loads(candidate + closers)
-            except orjson.JSONDecodeError:
-                continue
-            self._abstract = candidate + closers
-            self._shown = len(value) if type(value) is list else 0
-            return
+        if start >= 0 and is_wanted(self._member):
+            closers = bytes(self._closers[:0:-1])
+            self._abstract, self._shown = clipped(body[start:cut], closers, in_string=self._in_string)
 
     def _close(self, body: bytes, end: int) -> None:
         """The value of an outermost member has ended."""
@@ -444,21 +348,9 @@ class Outline:
         if member.lower() == b"model":
             self._model = member
             self._models = [*self._models[-1:], (start, end)]
-        before = self._members.pop(member, None)
-        self._lists.pop(member, None)
-        if before is not None:
-            self._kept_bytes -= len(before)
-        elif member not in _WANTED:
-            self._others += 1
-            if self._others > _MAX_OTHERS or end - start > _TINY:
-                return
-        value = self._abstract if end - start > CLIPPED else body[start:end].strip()
-        if not value or (len(value) > _TINY and self._kept_bytes + len(value) > _KEPT_BYTES):
-            return
-        self._kept_bytes += len(value)
-        self._members[member] = value
-        if self._shown:
-            self._lists[member] = (self._elements + 1, self._shown)
+        if self._kept.offer(member, end - start):
+            value = self._abstract if end - start > CLIPPED else body[start:end].strip()
+            self._kept.keep(member, value, self._elements + 1, self._shown)
 
     # -- what was found ------------------------------------------------------------------------------------
 
@@ -468,13 +360,7 @@ class Outline:
         if not self.understood:
             start = self._body[:_SAMPLE].lstrip()
             return b"[]" if start[:1] == b"[" else start
-        members = [
-            b"%b:%b" % (orjson.dumps(name.decode("utf-8", "replace")), value) for name, value in self._members.items()
-        ]
-        whole = b"{%b}" % b",".join(members)
-        if is_light(whole):
-            return whole
-        return b"{%b}" % b",".join([member for member in members if len(member) <= _TINY])
+        return self._kept.text
 
     @property
     def tokens(self) -> int:
@@ -500,38 +386,10 @@ class Outline:
             call.prompt_tokens = self.tokens
         kept = call.extra.get("items")
         if type(kept) is list:
-            for elements, shown in self._lists.values():
-                if len(kept) == shown:
-                    call.items = call.items * elements // shown
+            call.items = self._kept.whole_list(len(kept), call.items)
         call.extra = {}
 
 
 def _end_of_space(body: bytes, at: int, end: int) -> int:
     found = _SPACES.match(body, at, end)
     return at if found is None else found.end()
-
-
-def _inside(text: bytes) -> list[bytes]:
-    """Return ways to end a value that was cut off inside a string."""
-    text = text.decode("utf-8", "ignore").encode()
-    whole = []
-    for _ in range(2):
-        # An escape may have been cut in two, and so may a pair of them.
-        slash = text.rfind(b"\\", max(0, len(text) - 6))
-        if slash >= 0:
-            text = text[:slash].rstrip(b"\\")
-        if not text.endswith(b'"'):
-            whole.append(text + b'"')
-    before = text[: max(0, text.rfind(b'"'))].rstrip(b" \t\r\n,")
-    return [*whole, before]
-
-
-def _outside(text: bytes) -> list[bytes]:
-    """Return ways to end a value that was cut off between two tokens."""
-    last = max(
-        text.rfind(b","), text.rfind(b'"'), text.rfind(b"["), text.rfind(b"{"), text.rfind(b"]"), text.rfind(b"}")
-    )
-    if last < 0:
-        return []
-    whole = text[:last] if text[last] == _COMMA else text[: last + 1]
-    return [whole, text[: max(0, text.rfind(b","))]]

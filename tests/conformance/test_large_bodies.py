@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from proxy.http.incoming import Limits
-from proxy.wire.outline import PARSED_BYTES, is_light
+from proxy.wire.weight import PARSED_BYTES, is_light
 from tests.support.mock_upstream import Behaviour, MockUpstream
 from tests.support.proxy_stack import Stack
 from tests.support.raw_http import CHAT, RawClient, request_bytes

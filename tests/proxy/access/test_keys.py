@@ -15,7 +15,7 @@ from proxy.config.load import check
 from proxy.config.model import Config
 from proxy.config.show import MASK, as_yaml
 from proxy.config.source import read_text
-from proxy.http.headers import RequestFields
+from proxy.http.request_fields import RequestFields
 
 SECRET = "sk-of-our-first-customer"
 CLASSES = {

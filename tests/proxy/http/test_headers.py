@@ -5,8 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.http.headers import RequestFields, ResponseFields, connection_options, lines_of
+from proxy.http.fields import connection_options, lines_of
 from proxy.http.reply import head_bytes
+from proxy.http.request_fields import RequestFields
+from proxy.http.response_fields import ResponseFields
 
 TOKEN = st.text("abcXYZ-", min_size=1, max_size=12).map(str.encode)
 VALUE = st.binary(max_size=20).filter(lambda v: not set(v) & set(b"\r\n\0"))

@@ -14,7 +14,7 @@ import pytest
 from controller.observation import Observation, Result
 from controller.simulator.arrivals import read_own_log
 from proxy.config.model import LogConfig
-from proxy.http.headers import RequestFields
+from proxy.http.request_fields import RequestFields
 from proxy.observe import logs
 from proxy.observe.access_log import AccessLog
 from proxy.request import Ticket

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.http.headers import ResponseFields
+from proxy.http.response_fields import ResponseFields
 from proxy.request import Ticket
 from proxy.serving.relay import Framing, Relay
 from proxy.upstream.errors import Failure, UpstreamError

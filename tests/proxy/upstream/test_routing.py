@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.config.model import PoolConfig
-from proxy.http.headers import RequestFields
+from proxy.http.request_fields import RequestFields
 from proxy.upstream.address import Address
 from proxy.upstream.affinity import affinity_of, header_key, prefix_key, prompt_bytes
 from proxy.upstream.connections import ConnectionPool

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.wire.naming import LOOK_BACK, Repeats, Unclear, in_form, in_json, in_part, in_target
-from proxy.wire.outline import PARSED_BYTES, PARSED_VALUES, SLIGHT_VALUES, SURELY_SLIGHT, is_light, is_slight
+from proxy.wire.weight import PARSED_BYTES, PARSED_VALUES, SLIGHT_VALUES, SURELY_SLIGHT, is_light, is_slight
 
 KIND = "multipart/form-data; boundary=b"
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.wire.abstract import CLIPPED
 from proxy.wire.base import BadRequest, Head
-from proxy.wire.outline import CLIPPED, MAX_DEPTH, PARSED_BYTES, Outline, is_light
+from proxy.wire.outline import MAX_DEPTH, Outline
 from proxy.wire.registry import detect
+from proxy.wire.weight import PARSED_BYTES, is_light
 
 _SCALARS = (
     st.none()

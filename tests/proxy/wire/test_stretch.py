@@ -28,7 +28,7 @@ def told(body: bytes, units: int, *, by_token: bool = False) -> object:
             pass
     except BadRequest as error:
         return error.message
-    return found.abstract, found.values, found.tokens, found._media, found._lists
+    return found.abstract, found.values, found.tokens, found._media, found._kept._lists
 
 
 def _bodies(seed: int) -> bytes:

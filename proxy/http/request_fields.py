@@ -1,87 +1,60 @@
-"""Header fields on their way through: RFC 9110 section 7.6, one framing, and our own additions.
+"""What a request's head says and what is passed on of it: RFC 9110 section 7.6, one framing, and our own additions.
 
-Both directions are one pass over the raw fields. Order, spelling and duplicates of what is passed on are kept.
+One pass over the raw fields. Order, spelling and duplicates of what is passed on are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection
 from typing import Final
 
+from proxy.http.fields import (
+    CONNECTION,
+    DROP,
+    FORWARD,
+    HOST,
+    LENGTH,
+    NOTE,
+    NOTE_AND_FORWARD,
+    PLAIN_CONNECTION,
+    RawHeaders,
+    connection_options,
+    length_in,
+    lines_of,
+)
 from proxy.outcome import BadInput, Refused
 
-__all__ = ["RawHeaders", "RequestFields", "ResponseFields", "connection_options", "length_in", "lines_of"]
-
-RawHeaders = Sequence[tuple[bytes, bytes]]
-
-_FORWARD, _DROP, _NOTE, _NOTE_AND_FORWARD, _CONNECTION, _HOST, _LENGTH, _DATE = range(8)
+__all__ = ["RequestFields"]
 
 # RFC 9110 section 7.6.1: fields that speak about one connection, whether or not Connection names them; then
 # fields that are written anew for the next hop; then fields whose values we need.
 _REQUEST: dict[bytes, int] = {
-    b"connection": _CONNECTION,
-    b"keep-alive": _DROP,
-    b"proxy-connection": _DROP,
-    b"proxy-authorization": _DROP,
-    b"te": _NOTE,
-    b"trailer": _NOTE,
-    b"transfer-encoding": _NOTE,
-    b"upgrade": _NOTE,
-    b"content-length": _LENGTH,
-    b"host": _HOST,
-    b"expect": _NOTE,
-    b"via": _NOTE,
-    b"x-forwarded-for": _NOTE,
-    b"x-forwarded-host": _NOTE,
-    b"x-forwarded-proto": _NOTE,
-    b"x-request-id": _NOTE,
-    b"x-slo-ttft-ms": _NOTE,
-    b"authorization": _NOTE,
-    b"content-type": _NOTE_AND_FORWARD,
-    b"origin": _NOTE_AND_FORWARD,
-    b"access-control-request-headers": _NOTE_AND_FORWARD,
-    b"access-control-request-method": _NOTE_AND_FORWARD,
-    b"content-encoding": _NOTE_AND_FORWARD,
-    b"inference-header-content-length": _NOTE_AND_FORWARD,
+    b"connection": CONNECTION,
+    b"keep-alive": DROP,
+    b"proxy-connection": DROP,
+    b"proxy-authorization": DROP,
+    b"te": NOTE,
+    b"trailer": NOTE,
+    b"transfer-encoding": NOTE,
+    b"upgrade": NOTE,
+    b"content-length": LENGTH,
+    b"host": HOST,
+    b"expect": NOTE,
+    b"via": NOTE,
+    b"x-forwarded-for": NOTE,
+    b"x-forwarded-host": NOTE,
+    b"x-forwarded-proto": NOTE,
+    b"x-request-id": NOTE,
+    b"x-slo-ttft-ms": NOTE,
+    b"authorization": NOTE,
+    b"content-type": NOTE_AND_FORWARD,
+    b"origin": NOTE_AND_FORWARD,
+    b"access-control-request-headers": NOTE_AND_FORWARD,
+    b"access-control-request-method": NOTE_AND_FORWARD,
+    b"content-encoding": NOTE_AND_FORWARD,
+    b"inference-header-content-length": NOTE_AND_FORWARD,
 }
 _INTERNAL_PREFIX: Final = b"x-trimtab-"
-
-_RESPONSE: dict[bytes, int] = {
-    b"connection": _CONNECTION,
-    b"keep-alive": _DROP,
-    b"proxy-connection": _DROP,
-    b"proxy-authenticate": _DROP,
-    b"te": _DROP,
-    b"upgrade": _DROP,
-    b"transfer-encoding": _NOTE,
-    b"content-length": _LENGTH,
-    b"date": _DATE,
-    b"content-type": _NOTE_AND_FORWARD,
-    b"retry-after": _NOTE_AND_FORWARD,
-    b"x-request-id": _NOTE_AND_FORWARD,
-    b"content-encoding": _NOTE_AND_FORWARD,
-    b"access-control-allow-origin": _NOTE_AND_FORWARD,
-}
-
-_PLAIN_CONNECTION: Final = frozenset({b"keep-alive", b"close", b"Keep-Alive", b"Close"})
-
-
-def connection_options(value: bytes) -> set[bytes]:
-    """Return the lower-case options of a Connection field's value."""
-    return {option.strip().lower() for option in value.split(b",")} - {b""}
-
-
-def lines_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """Return fields as they stand in a message head, each ended by CRLF."""
-    return b"".join([b"%b: %b\r\n" % field for field in headers])
-
-
-def length_in(value: bytes) -> int:
-    """Return the number in a Content-Length that a parser has found to be one, with however many zeros before it."""
-    try:
-        return int(value)
-    except ValueError:
-        return int(value.strip().lstrip(b"0") or b"0")
 
 
 class RequestFields:
@@ -120,25 +93,25 @@ class RequestFields:
         self._length_at = -1
         for index, field in enumerate(headers):
             name = field[0].lower()
-            kind = kinds.get(name, _FORWARD)
-            if kind == _FORWARD:
+            kind = kinds.get(name, FORWARD)
+            if kind == FORWARD:
                 if name.startswith(_INTERNAL_PREFIX):
                     noted.setdefault(name, field[1])
                 else:
                     forwarded.append(field)
-            elif kind in (_NOTE, _NOTE_AND_FORWARD):
+            elif kind in (NOTE, NOTE_AND_FORWARD):
                 if name in noted and name in _LISTS:
                     noted[name] = noted[name] + b", " + field[1]
                 else:
                     noted.setdefault(name, field[1])
-                if kind == _NOTE_AND_FORWARD:
+                if kind == NOTE_AND_FORWARD:
                     forwarded.append(field)
-            elif kind == _LENGTH:
+            elif kind == LENGTH:
                 self._length_at = index
-            elif kind == _HOST:
+            elif kind == HOST:
                 hosts += 1
                 noted[name] = field[1]
-            elif kind == _CONNECTION and field[1] not in _PLAIN_CONNECTION:
+            elif kind == CONNECTION and field[1] not in PLAIN_CONNECTION:
                 named = connection_options(field[1]) | (named or set())
         if named:
             forwarded = [field for field in forwarded if field[0].lower() not in named]
@@ -328,117 +301,3 @@ _LISTS: Final = frozenset(
 _STRIPPABLE: Final = frozenset(
     {b"authorization", b"via", b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-proto"}
 )
-
-
-class ResponseFields:
-    """An answer's fields: the lines that go to the client, and what they say about the body.
-
-    Immutable, and without the values of Content-Length and Date, so that one object serves every answer of a
-    connection whose fields are `same_as` the ones before: servers repeat themselves even more than clients.
-    """
-
-    __slots__ = (
-        "_after",
-        "_before",
-        "_date_at",
-        "_length_at",
-        "_raw",
-        "_varying",
-        "any_origin",
-        "chunked",
-        "coded",
-        "content_type",
-        "encoded",
-        "fields",
-        "has_request_id",
-        "is_event_stream",
-        "retry_after",
-    )
-
-    def __init__(self, headers: RawHeaders) -> None:
-        fields: list[tuple[bytes, bytes]] = []
-        named: set[bytes] | None = None
-        kind_of_body = b""
-        self._length_at = self._date_at = -1
-        self.chunked = False
-        self.coded = False
-        """Whether it is in a transfer coding besides chunked."""
-        self.retry_after: bytes | None = None
-        self.has_request_id = False
-        self.any_origin = False
-        """Whether web pages of any origin may read it."""
-        self.encoded = False
-        """Whether the body is compressed, so that nothing can be put into it."""
-        kinds = _RESPONSE
-        for index, field in enumerate(headers):
-            name = field[0].lower()
-            kind = kinds.get(name, _FORWARD)
-            if kind == _FORWARD:
-                fields.append(field)
-            elif kind == _NOTE_AND_FORWARD:
-                fields.append(field)
-                if name == b"content-type":
-                    kind_of_body = field[1]
-                elif name == b"retry-after":
-                    self.retry_after = field[1]
-                elif name == b"x-request-id":
-                    self.has_request_id = True
-                elif name == b"access-control-allow-origin":
-                    self.any_origin = field[1].strip() == b"*"
-                else:
-                    self.encoded = field[1].strip().lower() != b"identity"
-            elif kind == _DATE:
-                fields.append(field)
-                self._date_at = index if self._date_at < 0 else -2
-            elif kind == _LENGTH:
-                self._length_at = index
-            elif kind == _NOTE:
-                coding = field[1].strip().lower()
-                self.coded = self.coded or self.chunked or coding not in _CODINGS
-                self.chunked = coding == b"chunked"
-            elif kind == _CONNECTION and field[1] not in _PLAIN_CONNECTION:
-                named = connection_options(field[1]) | (named or set())
-        if named:
-            fields = [field for field in fields if field[0].lower() not in named]
-        if self._date_at < 0 or (named and b"date" in named):
-            self._date_at = -1
-        self._raw = headers
-        self._varying = tuple(sorted(at for at in (self._length_at, self._date_at) if at >= 0))
-        self.fields = fields
-        """The end-to-end fields as they came first; later ones differ in Date at most."""
-        self.content_type = kind_of_body.decode("latin-1")
-        self.is_event_stream = self.content_type[:24].lower().startswith(_EVENT_STREAMS)
-        """Whether the body is a stream of events: server-sent, or one JSON document a line."""
-        split = len(fields) if self._date_at < 0 else fields.index(headers[self._date_at])
-        self._before = lines_of(fields[:split])
-        self._after = lines_of(fields[split + 1 :])
-
-    def get(self, name: bytes) -> bytes:
-        """Return the first value of an end-to-end field (lower-case `name`), b"" where there is none."""
-        return next((value for key, value in self.fields if key.lower() == name), b"")
-
-    def same_as(self, headers: RawHeaders) -> bool:
-        """Tell whether `headers` are these again, but for the values of Content-Length and Date."""
-        mine, start = self._raw, 0
-        if len(headers) != len(mine):
-            return False
-        for at in self._varying:
-            if headers[at][0] != mine[at][0] or headers[start:at] != mine[start:at]:
-                return False
-            start = at + 1
-        return headers[start:] == mine[start:]
-
-    def length_of(self, headers: RawHeaders) -> int | None:
-        """Return the Content-Length among `headers`, which are the `same_as` these; None when there is none."""
-        return None if self._length_at < 0 else length_in(headers[self._length_at][1])
-
-    def lines(self, headers: RawHeaders) -> bytes:
-        """Return the end-to-end lines of `headers`, which are the `same_as` these, each ended by CRLF."""
-        if self._date_at < 0:
-            return self._before
-        return b"%b%b: %b\r\n%b" % (self._before, *headers[self._date_at], self._after)
-
-
-_CODINGS: Final = frozenset({b"chunked", b"identity"})
-"""Transfer codings that leave a body as it is."""
-_EVENT_STREAMS: Final = ("text/event-stream", "application/x-ndjson", "application/stream+json")
