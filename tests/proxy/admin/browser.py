@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any, NamedTuple
 
 import pytest
+import pytest_asyncio
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
@@ -16,13 +17,14 @@ from proxy.admin.server import make_app
 from proxy.config.model import AdminConfig
 from tests.proxy.admin.operator import FakeOperator
 
-__all__ = ["Browser", "Window", "browser", "in_browser"]
+__all__ = ["Browser", "Window", "browser", "chromium", "in_browser"]
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync")  # fmt: skip
 in_browser = [
     pytest.mark.slow,
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
         CHROMIUM is None or importlib.util.find_spec("playwright") is None, reason="no Playwright or no Chromium"
     ),
@@ -65,18 +67,27 @@ class Browser:
         await self.page.locator(selector).filter(has_text=text).first.wait_for(timeout=15_000)
 
 
-@pytest.fixture
-async def browser(operator: FakeOperator, request: pytest.FixtureRequest) -> AsyncIterator[Browser]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium() -> AsyncIterator[Any]:
+    """One browser for all tests of a file; each gets a profile of its own in it."""
     from playwright.async_api import async_playwright
 
+    async with async_playwright() as driver:
+        started = await driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield started
+        await started.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def browser(chromium: Any, operator: FakeOperator, request: pytest.FixtureRequest) -> AsyncIterator[Browser]:
     async with AsyncExitStack() as stack:
-        driver = await stack.enter_async_context(async_playwright())
-        chromium = await driver.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        stack.push_async_callback(chromium.close)
         window: Window = getattr(request, "param", Window())
-        page = await chromium.new_page(viewport={"width": window.width, "height": 800}, color_scheme=window.scheme)
-        opened = Browser(operator, page, window.token)
+        profile = await chromium.new_context(
+            viewport={"width": window.width, "height": 800}, color_scheme=window.scheme
+        )
+        stack.push_async_callback(profile.close)
+        opened = Browser(operator, await profile.new_page(), window.token)
         stack.push_async_callback(opened.vanish)
-        await page.goto(await opened.serve())
+        await opened.page.goto(await opened.serve())
         yield opened
         assert opened.faults == []

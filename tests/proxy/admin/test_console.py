@@ -13,10 +13,10 @@ from pydantic import SecretStr
 from controller.slo import SLO
 from proxy.admin.server import make_app
 from proxy.config.model import AdminConfig
-from tests.proxy.admin.browser import Browser, Window, browser, in_browser
+from tests.proxy.admin.browser import Browser, Window, browser, chromium, in_browser
 from tests.proxy.admin.operator import FakeOperator
 
-__all__ = ["browser"]
+__all__ = ["browser", "chromium"]
 
 FILES = Path(__file__).resolve().parents[3] / "proxy" / "admin" / "console"
 

@@ -6,9 +6,9 @@ import pytest
 
 from controller.slo import SLO
 from proxy.admin.views import show_slo
-from tests.proxy.admin.browser import Browser, Window, browser, in_browser
+from tests.proxy.admin.browser import Browser, Window, browser, chromium, in_browser
 
-__all__ = ["browser"]
+__all__ = ["browser", "chromium"]
 
 pytestmark = in_browser
 WINDOWS = [Window(width, scheme) for width in (360, 1280) for scheme in ("light", "dark")]
