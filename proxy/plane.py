@@ -222,7 +222,7 @@ class DataPlane:
     def _swap(self, fresh: dict[str, Pool]) -> None:
         """Send requests to `fresh` from now on, and let the pools that are not among them retire."""
         old, self._pools = self._pools, fresh
-        self.handler.table = RouteTable(tuple(fresh.values()))
+        self.handler.service.table = RouteTable(tuple(fresh.values()))
         known_as = {endpoint.name: endpoint for pool in old.values() for endpoint in pool.group.endpoints}
         for name, pool in fresh.items():
             self._watch(pool)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 from aiohttp import HttpVersion10, HttpVersion11
@@ -344,6 +345,12 @@ class Incoming:
         async with joining:
             # Copying megabytes takes its time, for which this gives up the interpreter's lock.
             return await asyncio.to_thread(b"".join, parts)
+
+    async def await_body(self, limits: Limits, book: Held, joining: asyncio.Lock) -> bytes:
+        """Read the whole body, count it as held, and leave it to be read again. Raises Refused."""
+        body = await self.body(limits, partial(self.hold, book), joining)
+        self.put_back(body)
+        return body
 
     def gone(self) -> bool:
         """Whether the client closed its connection, though its body is not being read (Linux only)."""

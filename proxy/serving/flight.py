@@ -22,7 +22,7 @@ from proxy.serving.attempt import Attempt, Attempter
 from proxy.serving.fallback import cause_of, is_nobody_there
 from proxy.serving.following import FollowUp, refers
 from proxy.serving.model_list import is_listing
-from proxy.serving.naming import seek, whole_body
+from proxy.serving.naming import seek
 from proxy.serving.own import list_models, write_preflight, write_probe
 from proxy.serving.plan import check_wishes, is_repeatable
 from proxy.serving.reading import hold_for, inspect, is_quick, read, weigh
@@ -241,11 +241,8 @@ class Flight(Attempter):
         """Have the candidate's upstreams asked. Raises Refused."""
         pool = candidate.pool
         if self._place is not None and (follow_up := self._following(pool, self._place)) is not None:
-            if follow_up.to_be_read:
-                self._rest = partial(self._ask_once_read, candidate)
-                return
-            if follow_up.to_be_sought(pool):
-                self._rest = partial(self._ask_once_sought, follow_up, candidate)
+            if follow_up.is_unknown(pool):
+                self._rest = partial(self._ask_keeper, follow_up, candidate)
                 return
             pool = follow_up.home(pool)
         self._home = pool
@@ -254,14 +251,9 @@ class Flight(Attempter):
         self._route = candidate.route
         self._try(pool, candidate.route)
 
-    async def _ask_once_read(self, candidate: Candidate) -> None:
-        """Go on once the body is there in which ids may stand."""
-        await whole_body(self._service, self.incoming)
-        self._ask(candidate)
-
-    async def _ask_once_sought(self, follow_up: FollowUp, candidate: Candidate) -> None:
-        """Go on once the other processes have said what they know."""
-        await follow_up.seek(candidate.pool)
+    async def _ask_keeper(self, follow_up: FollowUp, candidate: Candidate) -> None:
+        """Go on once it can be known who keeps what the request refers to."""
+        await follow_up.find_out(candidate.pool)
         self._ask(candidate)
 
     def _try(self, pool: Pool, route: Route) -> None:

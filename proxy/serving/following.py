@@ -99,8 +99,20 @@ class FollowUp:
 
     # -- whom to ask -----------------------------------------------------------------------------------------
 
-    @property
-    def to_be_read(self) -> bool:
+    def is_unknown(self, pool: Pool) -> bool:
+        """Whether it takes something to `find_out` before it is known who keeps what is referred to."""
+        return self._is_to_be_read() or self._is_to_be_sought(pool)
+
+    async def find_out(self, pool: Pool) -> None:
+        """Wait for the body, or else for what the other processes know. Raises Refused."""
+        service = self._service
+        if self._is_to_be_read():
+            await self._incoming.await_body(service.limits, service.held, service.joining)
+        elif pool.keepers is not None and pool.keepers.seek is not None:
+            self._sought = True
+            await pool.keepers.seek([digest_of(id).hex() for id in self._refs or ()])
+
+    def _is_to_be_read(self) -> bool:
         """Whether ids may stand in a body that has not come yet, and is small enough to be waited for."""
         incoming = self._incoming
         return (
@@ -112,18 +124,12 @@ class FollowUp:
             and incoming.length <= READ_BYTES
         )
 
-    def to_be_sought(self, pool: Pool) -> bool:
+    def _is_to_be_sought(self, pool: Pool) -> bool:
         """Whether another process may know who keeps what is referred to, and has not been asked yet."""
         if self._sought or pool.keepers is None or pool.keepers.seek is None:
             return False
         refs = self._references()
         return bool(refs) and self._service.table.keeper(pool, refs) is None
-
-    async def seek(self, pool: Pool) -> None:
-        """Ask the other processes who keeps what is referred to."""
-        self._sought = True
-        if pool.keepers is not None and pool.keepers.seek is not None:
-            await pool.keepers.seek([digest_of(id).hex() for id in self._refs or ()])
 
     def home(self, pool: Pool) -> Pool:
         """Return the pool whose upstream keeps what is referred to: `pool`, or one that takes what it cannot."""

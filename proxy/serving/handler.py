@@ -32,15 +32,6 @@ class Handler:
         self._serial = 0
         self._prefix = urandom(4).hex() + "-"
 
-    @property
-    def table(self) -> RouteTable:
-        """The routes by which requests that arrive from now on are served."""
-        return self.service.table
-
-    @table.setter
-    def table(self, table: RouteTable) -> None:
-        self.service.table = table
-
     def receive(self, incoming: Incoming, transport: asyncio.Transport) -> Flight:
         """Take charge of one request; its connection launches it."""
         return Flight(self.service, incoming, transport, Ticket(self._request_id(incoming.fields), monotonic()))

@@ -6,7 +6,6 @@ Only where pools tell models apart or an upstream has a `model` of its own: else
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from typing import Final
 
 from proxy.http.incoming import Incoming
@@ -34,7 +33,7 @@ from proxy.wire.outline import STEP, Outline
 from proxy.wire.passthrough import UNREAD
 from proxy.wire.weight import is_light
 
-__all__ = ["choose_named", "seek", "skim", "unclear", "whole_body"]
+__all__ = ["choose_named", "seek", "skim", "unclear"]
 
 _COMPRESSED: Final = 1_048_576
 """Bytes of the largest compressed body that is looked into."""
@@ -117,13 +116,6 @@ def _pinned(
 # -- in bodies that no wire format has read --------------------------------------------------------------------
 
 
-async def whole_body(service: Service, incoming: Incoming) -> bytes:
-    """Wait for the body, and leave it to be read again. Raises Refused."""
-    body = await incoming.body(service.limits, partial(incoming.hold, service.held), service.joining)
-    incoming.put_back(body)
-    return body
-
-
 async def skim(service: Service, outline: Outline) -> None:
     """Read a large body, one step of one body between two turns of the loop. Raises BadRequest."""
     whole = False
@@ -142,7 +134,7 @@ async def _in_body(service: Service, incoming: Incoming) -> list[Named]:
     if coding is not None and coding.strip().lower() != b"identity":
         if incoming.length is None or incoming.length > _COMPRESSED:
             raise Unclear("the compressed request body is too large to find its model in")
-        body = await whole_body(service, incoming)
+        body = await incoming.await_body(limits, service.held, service.joining)
         plain = await asyncio.to_thread(inflated, body, coding)
         named = await _in_document(service, plain)
         return [] if named is None else [Named(named.name, JSON, -1, -1)]
@@ -152,7 +144,7 @@ async def _in_body(service: Service, incoming: Incoming) -> list[Named]:
         return []
     if incoming.length is not None and incoming.length > limits.max_body_bytes:
         raise Refused(BodyTooLarge(limits.max_body_bytes))
-    body = await whole_body(service, incoming)
+    body = await incoming.await_body(limits, service.held, service.joining)
     if "urlencoded" in kind and body[:_FORM].lstrip()[:1] != b"{":
         return await _in_form(service, body)
     named = await _in_document(service, body)
@@ -185,7 +177,7 @@ async def _in_parts(service: Service, incoming: Incoming, kind: str) -> list[Nam
     """Read a form until its model has come, and keep what was read for the upstream."""
     limits = service.limits
     if incoming.complete:
-        body = await whole_body(service, incoming)
+        body = await incoming.await_body(limits, service.held, service.joining)
         named = in_part(kind, body, whole=True)
         return [] if named is None else [named]
     parts: list[bytes] = []

@@ -119,7 +119,7 @@ def test_prefixes_are_remembered_up_to_their_number() -> None:
 
 async def test_paths_are_remembered_up_to_their_number() -> None:
     async with MockUpstream() as up, Stack(up.url) as stack:
-        table: RouteTable = stack.handler.table
+        table: RouteTable = stack.handler.service.table
         for number in range(NAMES):
             table.candidates("GET", f"/invented/{number}")
             table.candidates("GET", f"/{number}{'x' * 5_000}")

@@ -76,6 +76,14 @@ FALLBACK = {
         {"name": "spare", "upstreams": ["http://192.0.2.2:9000"], "match": {"paths": ["/none"]}},
     ]
 }
+BY_MODEL = {
+    "pools": [
+        {"name": "small", "upstreams": ["http://192.0.2.1:9000"], "match": {"models": ["s*"]}},
+        {"name": "large", "upstreams": ["http://192.0.2.2:9000"], "match": {"models": ["m*"]}},
+    ]
+}
+RESPONSES = "/v1/responses"
+RESPONSE = b'{"id":"resp_abcdefgh12345678","object":"response","status":"completed","output":[]}'
 OK, FAILED, CANCELLED = (Result.OK, 200), Result.FAILED, (Result.CANCELLED, 499)
 
 
@@ -380,6 +388,63 @@ PLAYS: dict[str, Plot] = {
             ANSWERED,
         ),
         (OK,),
+    ),
+    "the pool that serves the model is asked": Plot(
+        BY_MODEL,
+        (
+            ASK,
+            Gets(UPSTREAM, b"POST /v1/chat/completions HTTP/1.1\r\nHost: 192.0.2.2:9000\r\n", ..., CHAT),
+            Says(UPSTREAM, answer(GOOD)),
+            ANSWERED,
+        ),
+        (OK,),
+    ),
+    "a model that no pool serves": Plot(
+        BY_MODEL,
+        (
+            Says(CLIENT, request(CHAT_PATH, CHAT.replace(b'"m"', b'"x"'))),
+            Gets(CLIENT, b"HTTP/1.1 404 Not Found\r\n", ..., b"}"),
+        ),
+        ((Result.REFUSED, 404),),
+    ),
+    "a model that is named in a body which nobody reads here": Plot(
+        BY_MODEL,
+        (
+            Says(CLIENT, request("/own/api", b'{"model":"s1"}')[:-4]),
+            Says(CLIENT, b's1"}'),
+            Gets(UPSTREAM, b"POST /own/api HTTP/1.1\r\nHost: 192.0.2.1:9000\r\n", ..., b'{"model":"s1"}'),
+            Says(UPSTREAM, answer(b"ok")),
+            Gets(CLIENT, b"HTTP/1.1 200 OK\r\n", ..., b"ok"),
+        ),
+        (OK,),
+    ),
+    "a follow-up goes to the upstream that keeps what it names, whoever else has room": Plot(
+        TWO,
+        (
+            Says(CLIENT, request(RESPONSES, b'{"model":"m","input":"a"}')),
+            Gets(UPSTREAM, b"POST /v1/responses HTTP/1.1\r\nHost: 192.0.2.1:9000\r\n", ...),
+            Says(UPSTREAM, answer(RESPONSE)),
+            Gets(CLIENT, b"HTTP/1.1 200 OK\r\n", ..., RESPONSE),
+            Says(CLIENT, request(f"{RESPONSES}/resp_abcdefgh12345678", method="GET")),
+            Gets(UPSTREAM, b"GET /v1/responses/resp_abcdefgh12345678 HTTP/1.1\r\nHost: 192.0.2.1:9000\r\n", ...),
+            Says(UPSTREAM, answer(RESPONSE)),
+            Gets(CLIENT, b"HTTP/1.1 200 OK\r\n", ..., RESPONSE),
+        ),
+        (OK, OK),
+    ),
+    "a follow-up whose keeper answers not now hears that from it": Plot(
+        {**TWO, **NO_RETRY},
+        (
+            Says(CLIENT, request(RESPONSES, b'{"model":"m","input":"a"}')),
+            Gets(UPSTREAM, b"POST /v1/responses HTTP/1.1\r\nHost: 192.0.2.1:9000\r\n", ...),
+            Says(UPSTREAM, answer(RESPONSE)),
+            Gets(CLIENT, b"HTTP/1.1 200 OK\r\n", ..., RESPONSE),
+            Says(CLIENT, request(f"{RESPONSES}/resp_abcdefgh12345678", method="GET")),
+            Gets(UPSTREAM, b"GET ", ...),
+            Says(UPSTREAM, answer(b'{"busy":1}', status=b"503 Service Unavailable")),
+            Gets(CLIENT, b"HTTP/1.1 503 Service Unavailable\r\n", ..., b'{"busy":1}'),
+        ),
+        (OK, (FAILED, 503)),
     ),
     "comments in the silence before an answer commit to a stream": Plot(
         KEEPALIVE,
