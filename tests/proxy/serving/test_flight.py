@@ -6,6 +6,7 @@ played to its end, and then once more for each of its events, behind which all c
 
 from __future__ import annotations
 
+import gc
 from typing import Any, NamedTuple
 
 import pytest
@@ -648,3 +649,30 @@ def test_nothing_is_left_when_the_clients_leave_behind_any_event(name: str, coun
         play.run(events[:count])
         assert len(play.leave()) <= len(ends), "each is observed once"
         assert all(play.at_rest(side) for side in (UPSTREAM, SECOND)), "no call goes on for nobody"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "an answer that comes whole",
+        "a stream, event by event",
+        "two that can be merged share a call and get their own parts",
+    ],
+)
+def test_an_answered_request_leaves_nothing_to_the_garbage_collector(name: str) -> None:
+    """What holds itself in a circle is found only by a search through everything, which every request pays for."""
+    config, events, _ = PLAYS[name]
+    with Play(**config) as play:
+        play.run(events)
+        gc.collect()
+        gc.disable()
+        try:
+            play.run(events)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            left = [type(each).__name__ for each in gc.garbage if type(each).__module__.startswith("proxy.")]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
+    assert left == []
