@@ -65,9 +65,14 @@ class Controller(ABC):
         """Return what is promised to requests of `klass`."""
         return self.dispatcher.promises.of(klass)
 
+    @property
+    def weighs_waiting(self) -> bool:
+        """Whether `admit` depends on who waits, and not only on how many."""
+        return self.dispatcher.weighs_waiting
+
     @abstractmethod
-    def admit(self, job: Job, now: float, load: Load) -> Verdict:
-        """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then."""
+    def admit(self, job: Job, now: float, load: Load, waiting: Sequence[Job] = ()) -> Verdict:
+        """Say whether `job` may queue, with these `waiting` (`Dispatcher.admit`)."""
 
     @abstractmethod
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:

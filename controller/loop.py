@@ -74,11 +74,11 @@ class PoolController(Controller):
 
     # The request path.
 
-    def admit(self, job: Job, now: float, load: Load) -> Verdict:
-        """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then."""
-        verdict = self.dispatcher.admit(job, now, load)
+    def admit(self, job: Job, now: float, load: Load, waiting: Sequence[Job] = ()) -> Verdict:
+        """Say whether `job` may queue, with these `waiting` (`Dispatcher.admit`)."""
+        verdict = self.dispatcher.admit(job, now, load, waiting)
         if self._journal is not None:
-            self._journal.wrote("admit", (job, now, load), verdict)
+            self._journal.wrote("admit", (job, now, load, waiting) if waiting else (job, now, load), verdict)
         return verdict
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:

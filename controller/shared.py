@@ -102,9 +102,9 @@ class Follower(Controller):
         if wanted != dispatcher.setpoints:
             dispatcher.enter(wanted)
 
-    def admit(self, job: Job, now: float, load: Load) -> Verdict:
-        """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then."""
-        return self.dispatcher.admit(job, now, load)
+    def admit(self, job: Job, now: float, load: Load, waiting: Sequence[Job] = ()) -> Verdict:
+        """Say whether `job` may queue, with these `waiting` (`Dispatcher.admit`)."""
+        return self.dispatcher.admit(job, now, load, waiting)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
         """Say how many of the ordered `candidates` to send now, and which to shed (`Dispatcher.choose`)."""

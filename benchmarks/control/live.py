@@ -64,9 +64,10 @@ class FastController(PoolController):
         """Take in one finished request."""
         super().observe(_slow_observation(obs))
 
-    def admit(self, job: Job, now: float, load: Load) -> Verdict:
+    def admit(self, job: Job, now: float, load: Load, waiting: Sequence[Job] = ()) -> Verdict:
         """Say whether `job` may queue."""
-        verdict = super().admit(_slow_job(job), now * SPEED, _slow_load(load))
+        slow_waiting = [_slow_job(one) for one in waiting]
+        verdict = super().admit(_slow_job(job), now * SPEED, _slow_load(load), slow_waiting)
         return Verdict(verdict.admitted, verdict.reason, verdict.predicted_s, verdict.retry_after_s / SPEED)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:

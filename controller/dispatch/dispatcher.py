@@ -100,21 +100,28 @@ class Dispatcher:
 
     # The request path.
 
-    def admit(self, job: Job, now: float, load: Load) -> Verdict:
-        """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then."""
+    @property
+    def weighs_waiting(self) -> bool:
+        """Whether `admit` depends on who waits, and not only on how many."""
+        return self._forms and self._sheds and self.upstream.weighs_waiting
+
+    def admit(self, job: Job, now: float, load: Load, waiting: Sequence[Job] = ()) -> Verdict:
+        """Say whether `job` may queue. Never refuses when idle, and lets a probe through now and then.
+
+        `waiting` are those in front of it that are dispatched alike, in any order; it suffices to name them while
+        `weighs_waiting`.
+        """
         self._arrivals += 1
         if job.express:
             self.express.arrived(job)
         if not self._sheds:
             return _UNLIMITED
         upstream, promises = self.upstream, self.promises
-        forecast = upstream.forecast(job, self.setpoints.max_batch_size, now, load)
+        cap = self.setpoints.max_batch_size
+        forecast = upstream.forecast(job, cap, now, load, promises, waiting, form=self._forms)
         awaited_s = 0.0 if forecast is None or load.idle else upstream.awaited_s(now)
         slo = promises.of(job.klass)
-        verdict = self.admission.judge(job, now, load, slo, forecast, upstream.last_service_s, awaited_s)
-        if verdict.admitted:
-            upstream.admitted(job, promises)
-        return verdict
+        return self.admission.judge(job, now, load, slo, forecast, upstream.last_service_s, awaited_s)
 
     def choose(self, candidates: Sequence[Job], now: float, load: Load) -> Choice:
         """Say how many of the ordered `candidates` to send now, and which to shed.
@@ -188,7 +195,7 @@ class Dispatcher:
         if dispatched is None:
             return
         if admitted:
-            self.upstream.observe(obs, missed, by_load=by_load)
+            self.upstream.observe(obs, missed, slo, by_load=by_load)
         else:
             self.upstream.gone(obs.upstream, dispatched)
 

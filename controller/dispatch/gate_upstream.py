@@ -21,15 +21,20 @@ from policies.base import Job
 __all__ = ["GateUpstream"]
 
 _JAM_FACTOR: Final = 4.0
+"""A first token that takes so many times the usual wait was held up by full memory: waiting for a step or a prompt
+takes a few times as long at most, waiting for a sequence to end takes what is left of its answer."""
 _OUT_FACTOR: Final = 1.8
-"""A request that waits four times as long as usual for its first token was made to wait; one whose tokens came at
-1.8 times the usual distance, and of the distance that others' came at meanwhile, was thrown out in between."""
+"""A stream whose tokens came at so many times the usual distance, and others' meanwhile, was thrown out in between:
+it stands still for about as long as it runs, which doubles the distance, and a tenth is left for noise."""
 _PEERS: Final = 31
-"""So many streams around a slow one, half of them before it, say how fast others were meanwhile."""
+"""So many streams around a slow one say how fast others were meanwhile: odd, for one in the middle, and about as many
+as run together, so that all of them met the same load."""
 _WARM: Final = 32
-"""Streamed requests before memory is learned from any."""
+"""Requests before memory is learned from any: more than the 20 that the averages of what is usual remember."""
 _REMEMBERED: Final = 4096
+"""Requests begun that are remembered: far more than run at once, so that only what never ended is forgotten."""
 _UNBOUND_TICKS: Final = 5
+"""Ticks without anybody held back by memory before the cap counts again: one alone is a gap between arrivals."""
 _UNSEEN: Final = (0.0, -1.0, 0.0)
 _PACE_ONLY: Final[tuple[str, ...]] = ("tpot",)
 _NEVER: Final = float("inf")
@@ -123,7 +128,7 @@ class GateUpstream(Upstream):
         """Return for how long the oldest request has waited for its first token, in seconds."""
         return self.model.first.oldest_s(now)
 
-    def observe(self, obs: Observation, missed: tuple[str, ...], *, by_load: bool = True) -> None:
+    def observe(self, obs: Observation, missed: tuple[str, ...], slo: SLO, *, by_load: bool = True) -> None:
         """Learn from one request. Neither its pace nor its length could admission have foreseen or mended."""
         dispatched = obs.dispatched
         if dispatched is None:
@@ -209,12 +214,16 @@ class GateUpstream(Upstream):
         while len(self._begun) > _REMEMBERED:
             del self._begun[next(iter(self._begun))]
 
-    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+    @property
+    def weighs_waiting(self) -> bool:
+        """No: places are counted."""
+        return False
+
+    def forecast(
+        self, job: Job, cap: int, now: float, load: Load, promises: Promises, waiting: Sequence[Job], *, form: bool
+    ) -> Forecast | None:
         """Predict for a newcomer; None before the eighth request."""
         return forecast_gate(self.model, self._places(cap), job, now, load) if self.model.identified else None
-
-    def admitted(self, job: Job, promises: Promises) -> None:
-        """Need nothing: places are counted."""
 
     def _places(self, cap: int) -> int:
         """Return how many sequences run at once when everything is full: the cap, or what memory holds."""

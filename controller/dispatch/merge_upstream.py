@@ -15,6 +15,7 @@ from controller.measure.evidence import Budget
 from controller.measure.promises import Promises
 from controller.models.batch_model import BatchModel
 from controller.observation import Observation
+from controller.slo import SLO
 from controller.verdict import Choice
 from policies.base import Job
 
@@ -58,10 +59,6 @@ class MergeUpstream(Upstream):
         self._last_done: dict[str, float] = {}
         self._same_size = 0
         self._alike = 0
-        self._forming = False
-        self._promises: Promises | None = None
-        self._waiting: list[float] = []
-        """When those are due who wait, as far as known: those left by the last choice, and who came since."""
 
     @property
     def last_service_s(self) -> float:
@@ -82,12 +79,12 @@ class MergeUpstream(Upstream):
         """Need nothing: who is late in flight is seen by the call."""
         return 0.0
 
-    def observe(self, obs: Observation, missed: tuple[str, ...], *, by_load: bool = True) -> None:
+    def observe(self, obs: Observation, missed: tuple[str, ...], slo: SLO, *, by_load: bool = True) -> None:
         """Learn from one request: its lateness at once, the call's time when all of the call are in."""
         dispatched = obs.dispatched
         if dispatched is None:
             return
-        if missed or self._close(obs):
+        if missed or self._close(obs, slo.e2e_s):
             self.model.late(1.0 if missed else 0.0, 1.0 / max(1, obs.batch))
         call = self._calls.get(obs.upstream)
         if call is not None and call.dispatched != dispatched:
@@ -102,9 +99,8 @@ class MergeUpstream(Upstream):
         if call.seen >= call.batch:
             self._learn(obs.upstream, call)
 
-    def _close(self, obs: Observation) -> bool:
-        """Whether an answer that was in time could easily have been late."""
-        span = None if self._promises is None else self._promises.of(obs.klass).e2e_s
+    def _close(self, obs: Observation, span: float | None) -> bool:
+        """Whether an answer that was in time could easily have been late, with `span` seconds to come in."""
         return span is None or self.model.lengths.varies() or obs.done - obs.arrival > _CLOSE * span
 
     def _learn(self, upstream: str, call: _Call) -> None:
@@ -116,53 +112,52 @@ class MergeUpstream(Upstream):
         if call.done > started:
             self.model.observe(call.batch, call.done - started, call.done, call.lengths)
 
-    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
+    @property
+    def weighs_waiting(self) -> bool:
+        """Where calls differ in length, who came early in a long one is often too late for the next."""
+        return self.model.by_length
+
+    def forecast(
+        self, job: Job, cap: int, now: float, load: Load, promises: Promises, waiting: Sequence[Job], *, form: bool
+    ) -> Forecast | None:
         """Predict for a newcomer; None before the third call."""
         if self.model.samples < 3:
             return None
         servers = self._servers(now, load)
-        if self._forming and self.model.by_length and len(self._waiting) == load.queued < cap:
-            # Where calls differ in length, who came early in a long one is often too late for the next.
-            wait = backlog_s(self.model, now, load, servers)
-            done = wait + self.model.quantile_s(self._company(now + wait))
-            return Forecast(wait, done, done)
+        if form and load.queued < cap and self.weighs_waiting:
+            due = _due(waiting, promises, load.queued)
+            if len(due) == load.queued:
+                wait = backlog_s(self.model, now, load, servers)
+                done = wait + self.model.quantile_s(self._company(due, now + wait))
+                return Forecast(wait, done, done)
         return forecast_merge(self.model, cap, now, load, servers)
 
-    def _company(self, start: float) -> int:
-        """Return how large a newcomer's batch would be at `start`: with those who would still make it in it.
+    def _company(self, due: Sequence[float], start: float) -> int:
+        """Return how large a newcomer's batch would be at `start`, of those `due` then who would still make it in it.
 
         Those who would not are shed by then, and must not keep out whoever comes in their stead.
         """
-        size = len(self._waiting) + 1
+        size = len(due) + 1
         while size > 1:
             finish = start + self.model.quantile_s(size)
-            alive = 1 + sum([deadline >= finish for deadline in self._waiting])
+            alive = 1 + sum([deadline >= finish for deadline in due])
             if alive >= size:
                 break
             size = alive
         return size
-
-    def admitted(self, job: Job, promises: Promises) -> None:
-        """Take note of somebody who waits from now on."""
-        self._waiting.append(job_deadline(job, promises.of(job.klass).e2e_s))
 
     def choose(
         self, jobs: Sequence[Job], cap: int, now: float, load: Load, promises: Promises, *, form: bool, shed: bool
     ) -> Choice:
         """Form the next batch; the size is in items, the choice in jobs."""
         deadlines, mixed = job_deadlines(jobs, promises)
-        self._forming, self._promises = form, promises
         former = partial(
             self._form, cap=cap, now=now, load=load, promises=promises, form=form, shed=shed, mixed=mixed
         )
         if all(job.items == 1 for job in jobs):  # as most are
-            choice = former(deadlines)
-        else:
-            owner = _owners(jobs, cap)
-            choice = _in_jobs(former([deadlines[index] for index in owner]), owner, len(jobs))
-        gone = {*choice.shed, *choice.sent(len(jobs))}
-        self._waiting = [deadline for index, deadline in enumerate(deadlines) if index not in gone]
-        return choice
+            return former(deadlines)
+        owner = _owners(jobs, cap)
+        return _in_jobs(former([deadlines[index] for index in owner]), owner, len(jobs))
 
     def _form(
         self,
@@ -245,6 +240,17 @@ class MergeUpstream(Upstream):
             return 1
         active = sum(now - done < _FORGET_UPSTREAM_S for done in self._last_done.values())
         return max(1, min(load.slots, active))
+
+
+def _due(waiting: Sequence[Job], promises: Promises, queued: int) -> list[float]:
+    """Return when each of the `queued` items that wait is late; fewer where the jobs do not come to as many."""
+    due: list[float] = []
+    for job in waiting:
+        count = max(1, job.items)
+        if len(due) + count > queued:
+            break
+        due += [job_deadline(job, promises.of(job.klass).e2e_s)] * count
+    return due
 
 
 def _owners(jobs: Sequence[Job], cap: int) -> list[int]:

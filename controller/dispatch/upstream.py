@@ -11,6 +11,7 @@ from controller.load import Load
 from controller.measure.evidence import Budget
 from controller.measure.promises import Promises
 from controller.observation import Observation
+from controller.slo import SLO
 from controller.verdict import Choice
 from policies.base import Job
 
@@ -43,19 +44,25 @@ class Upstream(ABC):
         """Return for how long the oldest request has waited for its first token, in seconds."""
 
     @abstractmethod
-    def observe(self, obs: Observation, missed: tuple[str, ...], *, by_load: bool = True) -> None:
-        """Learn from one request that reached the upstream and missed these targets.
+    def observe(self, obs: Observation, missed: tuple[str, ...], slo: SLO, *, by_load: bool = True) -> None:
+        """Learn from one request that reached the upstream and missed these targets of `slo`.
 
         With `by_load` false its own length made it late, which says nothing of others.
         """
 
+    @property
     @abstractmethod
-    def forecast(self, job: Job, cap: int, now: float, load: Load) -> Forecast | None:
-        """Predict for a newcomer; None while nothing is known."""
+    def weighs_waiting(self) -> bool:
+        """Whether a forecast depends on who waits, and not only on how many."""
 
     @abstractmethod
-    def admitted(self, job: Job, promises: Promises) -> None:
-        """Take note of somebody who waits from now on."""
+    def forecast(
+        self, job: Job, cap: int, now: float, load: Load, promises: Promises, waiting: Sequence[Job], *, form: bool
+    ) -> Forecast | None:
+        """Predict for a newcomer; None while nothing is known.
+
+        `waiting` are those who wait, in any order, and empty where nobody asked for them; `form` as in `choose`.
+        """
 
     @abstractmethod
     def choose(

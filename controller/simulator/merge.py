@@ -160,7 +160,8 @@ class _Merge:
 
     def _arrive(self, index: int, request: Request, now: float) -> None:
         job = _Waiting(index, request)
-        if self.controller.admit(job, now, self._load()).admitted:
+        waiting = self.queue if self.controller.weighs_waiting else ()
+        if self.controller.admit(job, now, self._load(), waiting).admitted:
             insort(self.queue, job, key=lambda waiting: waiting.arrival)
         else:
             self._end(job, now, Result.REFUSED)

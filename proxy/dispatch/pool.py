@@ -333,7 +333,9 @@ class Pool:
     def join(self, turn: MergeTurn, key: Hashable) -> None:
         """Let a newcomer wait for its part of a merged call; it is told when that is there. Raises Refused."""
         now = self._clock.now()
-        refusal = self.admission.refusal(turn.job, turn.klass, now, self.merge_load(now), lenient=self.holding.on)
+        waiting = self.queue.jobs(besides=GATE) if self.controller.weighs_waiting else ()
+        load, lenient = self.merge_load(now), self.holding.on
+        refusal = self.admission.refusal(turn.job, turn.klass, now, load, waiting=waiting, lenient=lenient)
         if refusal is not None:
             turn.gone = True
             raise Refused(refusal)

@@ -191,6 +191,11 @@ class WaitQueue:
         """Return the lane of `key` if anybody waits in it."""
         return self._lanes.get(key)
 
+    def jobs(self, *, besides: Hashable) -> list[Job]:
+        """Return those who wait in any lane but `besides`, as they came."""
+        left_out = self._lanes.get(besides)
+        return [waiting.job for waiting in self._arrivals if waiting.lane is not left_out]
+
     def full_for(self, klass: str) -> str | None:
         """Return whose bound keeps one more of `klass` out: "" the queue's, the class's name, or None."""
         if len(self._arrivals) >= self._max_requests:

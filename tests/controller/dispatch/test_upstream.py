@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import replace
 
@@ -15,7 +16,8 @@ from controller.slo import SLO
 from controller.verdict import Choice
 from tests.controller.build import job, observation
 
-PROMISED = Promises(SLO(e2e_s=10.0))
+E2E = SLO(e2e_s=10.0)
+PROMISED = Promises(E2E)
 
 
 def taught(depth: int = 1, call_s: float = 1.0) -> MergeUpstream:
@@ -24,7 +26,7 @@ def taught(depth: int = 1, call_s: float = 1.0) -> MergeUpstream:
     for index in range(40):
         done = call_s * (1.0 + index)
         for _ in range(4):
-            upstream.observe(observation(call_s * min(depth, index + 1), done=done, batch=4), ())
+            upstream.observe(observation(call_s * min(depth, index + 1), done=done, batch=4), (), SLO())
     return upstream
 
 
@@ -42,10 +44,10 @@ def test_only_answers_that_were_close_wear_the_margin_down(queue_s: float, worn:
     upstream.choose([job(41.0)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
     before = upstream.model.whole.theta
     for index in range(40):
-        upstream.observe(observation(0.9, queue=queue_s, done=50.0 + index), ())
+        upstream.observe(observation(0.9, queue=queue_s, done=50.0 + index), (), E2E)
     after = upstream.model.whole.theta
     assert (after < before) is worn
-    upstream.observe(observation(0.9, queue=11.0, done=99.0), ("e2e",))
+    upstream.observe(observation(0.9, queue=11.0, done=99.0), ("e2e",), E2E)
     assert upstream.model.whole.theta > after
 
 
@@ -53,9 +55,11 @@ def test_where_answers_differ_in_length_every_one_in_time_wears_the_margin_down(
     upstream = taught()
     upstream.choose([job(41.0)], 8, 41.0, Load(queued=1), PROMISED, form=True, shed=True)
     for index in range(40):
-        upstream.observe(observation(0.9, done=50.0 + index, batch=1, tokens=20 + 200 * (index % 2)), ())
+        upstream.observe(
+            observation(0.9, done=50.0 + index, batch=1, tokens=20 + 200 * (index % 2)), (), PROMISED.pool
+        )
     before = upstream.model.whole.theta
-    upstream.observe(observation(0.9, done=99.0, batch=1, tokens=20), ())
+    upstream.observe(observation(0.9, done=99.0, batch=1, tokens=20), (), E2E)
     assert upstream.model.whole.theta < before
 
 
@@ -76,7 +80,7 @@ def test_an_estimate_that_condemns_everybody_is_put_to_the_test() -> None:
 def test_an_idle_engine_is_always_sent_somebody() -> None:
     upstream = GateUpstream(0.01)
     for index in range(40):
-        upstream.observe(observation(100.0, done=100.0 + index, first=90.0, tokens=50), ("e2e",))
+        upstream.observe(observation(100.0, done=100.0 + index, first=90.0, tokens=50), ("e2e",), E2E)
     hopeless = [job(0.0)] * 3
     assert upstream.choose(hopeless, 8, 150.0, Load(queued=3), PROMISED, form=True, shed=True).take == 3
     busy = Load(queued=3, inflight=2, inflight_calls=2)
@@ -103,25 +107,47 @@ def test_an_absurd_number_of_items_costs_no_more_than_a_full_batch(claimed: int,
     assert alone.take == 1
 
 
-def test_who_will_be_shed_does_not_keep_out_who_comes_in_their_stead() -> None:
-    """Answers of 20 or 200 tokens: a call of four takes about two seconds, and no time is lost on the hopeless."""
-    upstream = MergeUpstream(0.01)
-    now = 0.0
+def mixed() -> tuple[MergeUpstream, float]:
+    """An upstream whose answers have 20 to 200 tokens, so that a call of four takes about two seconds; and when."""
+    upstream, now = MergeUpstream(0.01), 0.0
     for index in range(120):
         lengths = [20, 200 if index % 2 else 60, 30, 25]
         now += 0.01 * max(lengths)
         for tokens in lengths:
-            upstream.observe(observation(0.01 * max(lengths), done=now, batch=4, tokens=tokens), ())
-    assert upstream.model.by_length
-    promised = Promises(SLO(e2e_s=4.0))
-    upstream.choose([], 16, now, Load(), promises=promised, form=True, shed=True)
+            upstream.observe(observation(0.01 * max(lengths), done=now, batch=4, tokens=tokens), (), SLO())
+    assert upstream.weighs_waiting
+    return upstream, now
+
+
+@pytest.mark.parametrize("shed", [True, False])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_what_was_asked_before_does_not_change_a_forecast(order: tuple[int, ...], shed: bool) -> None:
+    """A newcomer behind six that wait, after choices among others, under another SLO, or of a first-come law."""
+    upstream, now = mixed()
+    waiting = [job(now - 2.5 + 0.1 * index) for index in range(6)]
+    running = Load(queued=6, inflight=4, inflight_calls=1, running=(now - 0.2,), running_batches=(4,))
+    promised, other = Promises(SLO(e2e_s=4.0)), Promises(SLO(e2e_s=0.5))
+    unrelated = (
+        lambda: upstream.choose([job(now)] * 6, 16, now, Load(queued=6), other, form=True, shed=shed),
+        lambda: upstream.choose([], 16, now, Load(), promised, form=False, shed=shed),
+        lambda: upstream.forecast(job(now), 16, now, running, other, waiting[:2], form=False),
+    )
+    untouched = upstream.forecast(job(now), 16, now, running, promised, waiting, form=True)
+    for index in order:
+        unrelated[index]()
+    after = upstream.forecast(job(now), 16, now, running, promised, waiting, form=True)
+    assert untouched is not None
+    assert after == untouched
+
+
+def test_who_will_be_shed_does_not_keep_out_who_comes_in_their_stead() -> None:
+    upstream, now = mixed()
     stale = [job(now - 2.5) for _ in range(6)]
     running = Load(queued=6, inflight=4, inflight_calls=1, running=(now - 0.2,), running_batches=(4,))
-    newcomer = job(now)
-    unaware = upstream.forecast(newcomer, 16, now, running)
-    for one in stale:
-        upstream.admitted(one, promised)
-    aware = upstream.forecast(newcomer, 16, now, running)
+    unaware, aware = [
+        upstream.forecast(job(now), 16, now, running, Promises(SLO(e2e_s=4.0)), waiting, form=True)
+        for waiting in ((), stale)
+    ]
     assert unaware is not None
     assert aware is not None
     assert aware.done_s < unaware.done_s
@@ -140,7 +166,7 @@ def test_a_size_that_never_varies_is_tried_one_larger_now_and_then() -> None:
         choice = upstream.choose(more, 16, 41.5 + index, Load(queued=20), patient, form=True, shed=True)
         sizes.add(choice.take)
         for _ in range(choice.take):
-            upstream.observe(observation(1.0, done=42.5 + index, batch=choice.take), ())
+            upstream.observe(observation(1.0, done=42.5 + index, batch=choice.take), (), patient.pool)
     assert len(sizes) > 1
 
 
@@ -148,12 +174,14 @@ def test_streams_that_follow_plain_answers_are_no_sign_of_full_memory() -> None:
     """What streams usually wait is not known from answers that came whole; nothing about the first is unusual."""
     upstream = GateUpstream(0.01)
     for index in range(60):
-        upstream.observe(observation(0.001, done=1.0 + index), ())
+        upstream.observe(observation(0.001, done=1.0 + index), (), E2E)
     busy = Load(inflight=8, inflight_calls=8, inflight_tokens=2_000.0)
     for index in range(60):
         now = 100.0 + index
         assert upstream.choose([job(now, prompt_tokens=16)], 64, now, busy, PROMISED, form=True, shed=True).take == 1
-        upstream.observe(observation(0.5, done=now + 0.5, first=0.002 + 0.0007 * (index % 37), tokens=50), ())
+        upstream.observe(
+            observation(0.5, done=now + 0.5, first=0.002 + 0.0007 * (index % 37), tokens=50), (), PROMISED.pool
+        )
         upstream.tick(now)
         assert upstream.memory.limit_tokens is None
 
@@ -171,7 +199,7 @@ def stream(upstream: GateUpstream, streams: list[tuple[float, int, float]]) -> N
         while begun and begun[0] + 0.02 <= now:
             upstream.first_token("u", begun[0], begun.pop(0) + 0.02)
         if obs is not None:
-            upstream.observe(obs, ())
+            upstream.observe(obs, (), E2E)
             upstream.tick(now)
             continue
         load = Load(inflight=together - 1, inflight_calls=together - 1, inflight_tokens=66.0 * (together - 1))
@@ -226,7 +254,7 @@ def read_in_turn(upstream: GateUpstream, sent: list[tuple[float, int]]) -> None:
             upstream.first_token("u", at, now)
         else:
             obs = observation(now - at, done=now, first=firsts[index] - at, tokens=20, batch=len(held))
-            upstream.observe(replace(obs, dispatched=at, prompt_tokens=tokens), ())
+            upstream.observe(replace(obs, dispatched=at, prompt_tokens=tokens), (), E2E)
             upstream.tick(now)
             del held[index]
 
@@ -263,7 +291,9 @@ def test_a_prompt_of_known_length_that_waits_for_others_to_finish_waits_for_memo
         first = 2.0 if index % 2 else 0.05
         upstream.sent(job(now, prompt_tokens=100), "u", now, tokens, streamed=True)
         upstream.first_token("u", now, now + first)
-        upstream.observe(replace(observation(first + 0.2, done=now + first + 0.2, first=first, tokens=20)), ())
+        upstream.observe(
+            replace(observation(first + 0.2, done=now + first + 0.2, first=first, tokens=20)), (), PROMISED.pool
+        )
         upstream.tick(now)
     limit = upstream.memory.limit_tokens
     assert limit is not None
