@@ -74,9 +74,8 @@ class Proxy(Steering):
         return self.resumed(config)
 
     def tick(self, pool: Pool, now: float) -> None:
-        """Let one pool's controller decide."""
-        decision = pool.tick(now)
-        if decision is not None:
+        """Let one pool's controllers decide."""
+        for decision in pool.tick(now):
             self.note(decision)
 
     def follow(self, pool: Pool, before: PoolConfig) -> None:

@@ -98,6 +98,7 @@ FLOORS = {
         ("simulator",),
         ("replay", "shared"),
         ("loop",),
+        ("by_mode",),
         ("base", "journal"),
         ("tune",),
         ("dispatch",),

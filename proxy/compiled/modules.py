@@ -22,6 +22,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "controller": (
         "base",
+        "by_mode",
         "load",
         "loop",
         "observation",

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Final, cast
 
 from controller.base import Controller
+from controller.by_mode import ControllersByMode
 from controller.decision import Decision
 from controller.load import Load
 from controller.observation import Observation
@@ -22,7 +23,7 @@ from proxy.config.rules import ClassRules, controller_for
 from proxy.config.share import WHOLE, Share
 from proxy.config.terms import Merging, Terms
 from proxy.dispatch.admission import Admission
-from proxy.dispatch.gate import GATE, Former, GateBatcher, Plain
+from proxy.dispatch.gate import GATE, GateBatcher, Plain
 from proxy.dispatch.holding import Holding
 from proxy.dispatch.lengths import Lengths, lengths_for
 from proxy.dispatch.merge import Batch, MergeBatcher
@@ -83,6 +84,9 @@ class Pool:
         """Predicts how long answers will be; None where nothing depends on that."""
         self.config = config
         self.controller: Controller = controller or controller_for(config, now)
+        """The one that operators see; the main one of `controllers`."""
+        self.controllers = ControllersByMode(self.controller)
+        """Who is asked about requests of which mode."""
         self.hooks: Hooks = hooks or NullHooks()
         self._loop = asyncio.get_running_loop()
         self.tls_files = fingerprint(config)
@@ -108,15 +112,14 @@ class Pool:
         )
         depth = share.part(config.depth)
         slots = MergeSlots(self.group.endpoints, depth, self.ledger)
-        formers: dict[str, Former] = {self.controller.mode: self.controller}
         plain = Plain(self.controller)
         self.gate = GateBatcher(
-            self.queue, formers.get("gate", plain), clock,
+            self.queue, self.controllers.own("gate") or plain, clock,
             book=self.ledger.gate, load=self.gate_load, grant=self._grant,
         )  # fmt: skip
         self.merge = MergeBatcher(
             self.queue,
-            formers.get("merge", plain),
+            self.controllers.own("merge") or plain,
             clock,
             slots=slots,
             load=self.merge_load,
@@ -139,7 +142,8 @@ class Pool:
         )  # fmt: skip
         """What becomes of requests while no upstream is there."""
         self.group.on_trouble = self._upstream_changed
-        self.admission = Admission(self.queue, self.controller)
+        self.admission = Admission(self.queue, self.controllers.asked("gate"))
+        self.merge_admission = Admission(self.queue, self.controllers.asked("merge"))
         self._gated = self.controller.mode == "gate"
         self._slot_count = max(1, len(self.group.endpoints) * depth)
         self.draining = False
@@ -221,17 +225,19 @@ class Pool:
         """Return what is in front of the kind of work that the controller is about."""
         return self.gate_load(now) if self._gated else self.merge_load(now)
 
-    def tick(self, now: float) -> Any:
-        """Let the controller retune the knobs, and act on what it decided. Returns its decision, if any."""
-        before = self.controller.setpoints
-        decision = self.controller.tick(now, self.own_load(now))
+    def tick(self, now: float) -> list[Decision]:
+        """Let each controller retune the knobs, and act on what they decided. Returns the decisions."""
+        before = [controller.setpoints for controller in self.controllers]
+        decisions = self.controllers.tick(
+            now, lambda mode: self.gate_load(now) if mode == "gate" else self.merge_load(now)
+        )
         self.gate.held_back = self.merge.held_back = False
         self._leaving.look()
         if self.lengths is not None:
             self.lengths.tick()
-        if self.controller.setpoints is not before:
+        if [controller.setpoints for controller in self.controllers] != before:
             self.knobs_changed()
-        return decision
+        return decisions
 
     def knobs_changed(self) -> None:
         """Setpoints or upstreams changed: let through whoever can go now."""
@@ -333,9 +339,9 @@ class Pool:
     def join(self, turn: MergeTurn, key: Hashable) -> None:
         """Let a newcomer wait for its part of a merged call; it is told when that is there. Raises Refused."""
         now = self._clock.now()
-        waiting = self.queue.jobs(besides=GATE) if self.controller.weighs_waiting else ()
+        waiting = self.queue.jobs(besides=GATE) if self.controllers.asked("merge").weighs_waiting else ()
         load, lenient = self.merge_load(now), self.holding.on
-        refusal = self.admission.refusal(turn.job, turn.klass, now, load, waiting=waiting, lenient=lenient)
+        refusal = self.merge_admission.refusal(turn.job, turn.klass, now, load, waiting=waiting, lenient=lenient)
         if refusal is not None:
             turn.gone = True
             raise Refused(refusal)
