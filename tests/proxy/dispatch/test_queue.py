@@ -53,6 +53,17 @@ def test_policy_decides_the_order() -> None:
     assert served(queue) == ["urgent", "patient"]
 
 
+def test_those_who_wait_in_other_lanes_are_named_as_they_came() -> None:
+    clock = VirtualClock()
+    queue = make_queue(clock)
+    for name, key in (("a", "k"), ("b", "other"), ("c", "third"), ("d", "k"), ("e", "other")):
+        queue.push(guest(clock, name), key)
+    for key, names in (("k", "bce"), ("other", "acd"), ("nobody's", "abcde")):
+        assert [job.id for job in queue.jobs(besides=key)] == list(names)
+    queue.drop_oldest(Drop.SHED)
+    assert [job.id for job in queue.jobs(besides="other")] == ["c", "d"]
+
+
 def test_the_patient_class_goes_first_once_it_has_waited_its_slack() -> None:
     clock = VirtualClock()
     queue = make_queue(clock, "priority")
