@@ -13,7 +13,7 @@ from aiohttp.web_protocol import PayloadAccessError
 
 from proxy.http.held import Held
 from proxy.http.request_fields import RequestFields
-from proxy.http.target import has_dot_segments, is_authority, matched_path
+from proxy.http.target import has_dot_segments, is_authority, matched_path, same_authority
 from proxy.http.trailers import TrailerScanner
 from proxy.http.upload import Begun, pieces
 from proxy.outcome import BadInput, BodyTooLarge, ExpectationFailed, HeadersTooLarge, Refused
@@ -233,7 +233,7 @@ class Incoming:
         if not separator or scheme.lower() not in ("http", "https"):
             raise Refused(BadInput("The request target is neither a path nor a URL."))
         host = self.fields.text(b"host") or ""
-        if authority.lower() != host.lower():
+        if not same_authority(authority, host, scheme.lower()):
             raise Refused(BadInput("The Host field and the request target name different hosts."))
         self.target = after if after.startswith("/") else f"/{after}"
 

@@ -6,7 +6,7 @@ import re
 from ipaddress import AddressValueError, IPv6Address
 from urllib.parse import unquote
 
-__all__ = ["has_dot_segments", "is_authority", "matched_path"]
+__all__ = ["has_dot_segments", "is_authority", "matched_path", "same_authority"]
 
 _NAMED = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=-]|%[0-9A-Fa-f]{2})*(?::([0-9]{0,5}))?")
 _BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?::([0-9]{0,5}))?")
@@ -30,6 +30,16 @@ def is_authority(text: str) -> bool:
             return False
         port = found[2]
     return not port or int(port) < 65536
+
+
+def same_authority(one: str, other: str, scheme: str) -> bool:
+    """Tell whether two authorities of URLs with this `scheme` are one: case and its default port say nothing."""
+    port = ":443" if scheme == "https" else ":80"
+    return _bare(one, port) == _bare(other, port)
+
+
+def _bare(authority: str, port: str) -> str:
+    return authority.lower().removesuffix(port).removesuffix(":")
 
 
 def matched_path(target: str) -> str:

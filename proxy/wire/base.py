@@ -239,6 +239,9 @@ class Tap:
         """Whether what has passed so far ends between two events, so that a comment may be put in."""
         return True
 
+    def over(self) -> None:
+        """Nothing more comes: take the last event although nothing ends it, if it is plainly whole."""
+
     def finished(self) -> bool:
         """Whether the protocol's own terminal marker has passed, where there is one."""
         return False

@@ -15,6 +15,7 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["cut_vectors", "is_embeddings", "split_embeddings"]
 
+_MEMBERS: Final = frozenset({"index", "embedding", "object"})
 _GAP: Final = orjson.Fragment(b"\0")
 """Marks where something is to be filled in: text never brings a NUL along, for JSON escapes it."""
 
@@ -27,6 +28,7 @@ def split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Re
     envelope, vectors = cut_vectors(body)
     check_shared(envelope, SERVER_FIELDS)
     results = by_index(envelope.get("data"), sum([call.items for call in calls]))
+    _check_rows(results, vectors)
     billed = "usage" in envelope
     bills = split_usage(envelope.pop("usage", None), [call.prompt_tokens for call in calls])
     envelope["data"] = _GAP
@@ -65,6 +67,32 @@ def is_embeddings(body: bytes, count: int) -> bool:
     return envelope.get("object") == "list" and all(
         result.get("object") == "embedding" and result.get("embedding") is not None for result in results
     )
+
+
+def _check_rows(results: list[dict[str, Any]], vectors: list[bytes]) -> None:
+    """Raise MergeMismatch unless all results are embeddings of one kind and size, with nothing told beside them."""
+    kinds: set[str] = set()
+    for result in results:
+        kinds.add(_kind(result.get("embedding"), vectors))
+        if result.get("object", "embedding") != "embedding":
+            raise MergeMismatch("a result is no embedding")
+        if len(result) > 2:
+            check_shared(result, _MEMBERS)
+    if len(kinds) > 1:
+        raise MergeMismatch(f"the embeddings are of several kinds: {', '.join(sorted(kinds)[:4])}")
+
+
+def _kind(embedding: Any, vectors: list[bytes]) -> str:
+    """Return what an embedding is: a number stands for that one of `vectors`. Raises MergeMismatch for none."""
+    kind = type(embedding)
+    if kind is int and vectors:
+        inside = vectors[embedding]
+        return f"a vector of {inside.count(b',') + 1 if inside.strip() else 0}"
+    if kind is str:
+        return f"text of {len(embedding)}"
+    if kind is list and embedding:
+        return "vectors" if type(embedding[0]) is list else f"a vector of {len(embedding)}"
+    raise MergeMismatch("a result holds no embedding")
 
 
 def cut_vectors(body: bytes) -> tuple[dict[str, Any], list[bytes]]:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import orjson
 
-from proxy.wire.base import Call, Head, Repeat, Reply, Route, Tap, WireFormat
+from proxy.wire.base import Call, Head, MergeMismatch, Repeat, Reply, Route, Tap, WireFormat
 from proxy.wire.embeddings import is_embeddings, split_embeddings
 from proxy.wire.envelope import SERVER_FIELDS, check_shared, own_id
 from proxy.wire.faults import Fault, bare_error, load_error, object_error, status_of
@@ -49,6 +49,13 @@ MAX_SEQUENCES: Final = 128
 # Fields under which completions of a list are not simply the completions of its members.
 _UNMERGEABLE: Final = ("n", "best_of", "seed", "suffix", "prompt_embeds", "use_beam_search", "stream_options")
 
+_OF_A_CHOICE: Final = frozenset(
+    {
+        "finish_reason", "index", "logprobs", "matched_stop", "native_finish_reason", "prompt_logprobs",
+        "prompt_token_ids", "stop_reason", "text", "token_ids",
+    }
+)  # fmt: skip
+"""What a choice says of its own prompt; words elsewhere may be about another."""
 _ERROR_TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -293,6 +300,10 @@ def _split_completions(calls: Sequence[Call], status: int, body: bytes) -> list[
     envelope = load_reply(body)
     check_shared(envelope, SERVER_FIELDS)
     choices = by_index(envelope.get("choices"), sum(map(len, items)))
+    for choice in choices:
+        if type(choice.get("text")) is not str:
+            raise MergeMismatch("a choice holds no text")
+        check_shared(choice, _OF_A_CHOICE)
     grouped, start = [], 0
     for values in items:
         grouped.append(choices[start : start + len(values)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
@@ -17,6 +17,9 @@ from proxy.wire.vectors import load_reply
 
 __all__ = ["LIMITS", "read_ranking", "split_ranking"]
 
+_NUMBERS: Final = frozenset({int, float})
+_MEMBERS: Final = frozenset({"document", "index", "relevance_score", "score", "text"})
+"""What a result says of its own document; words elsewhere may be about another."""
 LIMITS = ("top_n", "top_k", "return_top_n")
 """Fields that cut the list of results: with them a merged ranking is not the rankings of its members."""
 
@@ -64,7 +67,10 @@ def split_ranking(calls: Sequence[Call], status: int, body: bytes, member: str |
         envelope = load_reply(body)
         check_shared(envelope, SERVER_FIELDS)
         results = envelope.get(member)
-    by_index(results, sum(map(len, items)))
+    for result in by_index(results, sum(map(len, items))):
+        if type(result.get("relevance_score", result.get("score"))) not in _NUMBERS:
+            raise MergeMismatch("a result holds no score")
+        check_shared(result, _MEMBERS)
     owner = [position for position, values in enumerate(items) for _ in values]
     first = [sum(map(len, items[:position])) for position in range(len(items))]
     mine: list[list[dict[str, Any]]] = [[] for _ in items]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import orjson
 from mypy_extensions import mypyc_attr
 
 from proxy.wire.base import Tap
@@ -24,7 +25,8 @@ class SseTap(Tap):
 
     Lines may end in LF, CRLF or CR (WHATWG HTML, section 9.2.6). What `event` sees depends on the bytes alone and
     never on how they were cut into pieces: an event longer than MAX_EVENT is always reduced to its last KEPT_TAIL
-    bytes. An event that the stream ends in the middle of is never seen, as the standard has it.
+    bytes. An event that the stream ends in the middle of is never seen, as the standard has it; one that only lacks
+    the blank line is, once the stream is `over`.
     """
 
     __slots__ = ("_cr", "_partial", "_size", "tokens_seen")
@@ -61,6 +63,17 @@ class SseTap(Tap):
     def at_boundary(self) -> bool:
         """Whether what has passed so far ends between two events."""
         return not self._size and not self._cr
+
+    def over(self) -> None:
+        """Look at a last event that no blank line ends, if it is an end mark or a whole document."""
+        size = self._size
+        if 0 < size <= MAX_EVENT:
+            event = bytes(self._partial).rstrip(b"\n")
+            payload = event_data(event).strip()
+            if payload == b"[DONE]" or is_document(payload):
+                self._partial.clear()
+                self._size = 0
+                self.event(event)
 
     def torn(self) -> bool:
         """Whether what has passed stops in the middle of a line."""
@@ -117,6 +130,17 @@ class SseTap(Tap):
             data = data[1:]
         self._cr = data[-1:] == b"\r"
         return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
+def is_document(payload: bytes) -> bool:
+    """Tell whether `payload` is a whole JSON object."""
+    if payload[:1] != b"{" or payload[-1:] != b"}":
+        return False
+    try:
+        orjson.loads(payload)
+    except orjson.JSONDecodeError:
+        return False
+    return True
 
 
 def holds(data: bytes, part: bytes) -> bool:

@@ -183,4 +183,6 @@ def _shape_of_all(values: list[Any], depth: int) -> str | None:
 def _kind(value: Any) -> str:
     """Return what kind of result this is: a number, a list of so many, or another JSON type."""
     kind = type(value)
+    if kind is list:
+        return f"a list of {len(value)}"
     return "number" if kind in _NUMBERS else kind.__name__

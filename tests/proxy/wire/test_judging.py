@@ -79,6 +79,26 @@ def test_an_end_mark_is_missed_only_where_it_was_to_be_expected(ask: Ask) -> Non
     assert not misses(foreign, usual=True, until_close=True), "it may be another protocol's, which has no mark"
 
 
+@pytest.mark.parametrize("ask", [ask for ask in STREAMS if ask.marked and ask.kind == SSE], ids=lambda ask: ask.name)
+@pytest.mark.parametrize("left_out", [1, 2])
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_an_end_mark_counts_though_no_blank_line_follows_it(ask: Ask, left_out: int, line_end: bytes) -> None:
+    wire, call = understood(ask)
+    whole = b"".join(ask.pieces).rstrip(b"\n").replace(b"\n", line_end) + (line_end if left_out == 1 else b"")
+    for size in (len(whole), 1, 7):
+        tap, ended = wire.tap(call, ask.kind), wire.tap(call, ask.kind)
+        ended.feed(b"".join(ask.pieces))
+        for start in range(0, len(whole), size):
+            tap.feed(whole[start : start + size])
+        tap.over()
+        assert not misses_end(tap, marked=True, usual=True, until_close=True)
+        assert tap.usage() == ended.usage()
+    torn = wire.tap(call, ask.kind)
+    torn.feed(whole.rstrip()[:-2])
+    torn.over()
+    assert misses_end(torn, marked=True, usual=True, until_close=True), "half a mark is none"
+
+
 def test_a_server_that_never_says_done_but_why_it_stopped_is_complete() -> None:
     ask = FORMATS["openai chat stream"]
     wire, call = understood(ask)

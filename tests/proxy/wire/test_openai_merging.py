@@ -133,10 +133,10 @@ class TestMergingAndSplitting:
         calls = calls_for(EMBEDDINGS, "input", ["a", "b"])
         answer = (
             b'{"object": "list", "data": [{"index": 1, "object": "embedding", "embedding": [1e-05, 0.10, -0.0]},'
-            b' {"index": 0, "embedding" : [ 2.50, 3 ]}], "extra": [1.0]}'
+            b' {"index": 0, "embedding" : [ 2.50, 3, 1 ]}], "extra": [1.0]}'
         )
         replies = WIRE.split(calls, 200, answer)
-        assert b'"embedding":[ 2.50, 3 ]' in replies[0].body
+        assert b'"embedding":[ 2.50, 3, 1 ]' in replies[0].body
         assert b'"embedding":[1e-05, 0.10, -0.0]' in replies[1].body
         assert orjson.loads(replies[0].body)["extra"] == [1.0]
 
@@ -155,10 +155,10 @@ class TestMergingAndSplitting:
             lambda i: {"object": "embedding", "index": i, "embedding": [i, 0.5]},
             lambda i: {"embedding": [i, 0.5], "index": i, "object": "embedding"},
             lambda i: {"index": i, "embedding": [i, 0.5]},
-            lambda i: {"object": f"row {i}", "index": i, "embedding": [i, 0.5]},
+            lambda i: {"count": i, "index": i, "embedding": [i, 0.5]},
             lambda i: {"index": i, "embedding": [i, 0.5], "norm": 1 if i else True},
-            lambda i: {"index": i, "embedding": [i, 0.5], "note" if i % 2 else "hint": "x"},
-            lambda i: {"index": i, "embedding": [i, 0.5] if i % 2 else "AAAA"},
+            lambda i: {"index": i, "embedding": [i, 0.5], "odd" if i % 2 else "even": i},
+            lambda i: {"index": i, "embedding": "AAA" + str(i)},
             lambda i: {"index": i, "embedding": [i, 0.5], "embeddings": [[i], []]},
         ],
     )
@@ -214,3 +214,50 @@ class TestMergingAndSplitting:
             WIRE.split(calls_for(EMBEDDINGS, "input", ["a", "b"]), 200, body)
         with pytest.raises(MergeMismatch):
             WIRE.split(calls_for(COMPLETIONS, "prompt", ["a", "b"]), 200, body)
+
+
+def result(index: int, **members: Any) -> dict[str, Any]:
+    return {"object": "embedding", "index": index, "embedding": [0.5, 0.25], **members}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"object": "error", "message": "cannot embed one of ['mine', 'yours']"},
+        {"object": "error"},
+        {"warning": "inputs were cut: mine, yours"},
+        {"error": {"message": "yours is too long"}},
+        {"embedding": None},
+        {"embedding": []},
+        {"embedding": [0.5]},
+        {"embedding": [0.5, 0.25, 0.125]},
+        {"embedding": "AAAAPwAAgD4="},
+        {"embedding": {"values": [0.5, 0.25]}},
+        {"embedding": 7},
+        {"embedding": True},
+        {"embedding": [[0.5, 0.25]]},
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_result_that_is_no_embedding_like_the_others_is_given_to_nobody(place: int, odd: dict[str, Any]) -> None:
+    calls = calls_for(EMBEDDINGS, "input", ["mine", ["yours", "theirs"]])
+    data = [result(index, **(odd if index == place else {})) for index in range(3)]
+    with pytest.raises(MergeMismatch):
+        WIRE.split(calls, 200, orjson.dumps({"object": "list", "data": data, "model": "m"}))
+    data[place] = {name: value for name, value in result(place).items() if name != "embedding"}
+    with pytest.raises(MergeMismatch):
+        WIRE.split(calls, 200, orjson.dumps({"object": "list", "data": data, "model": "m"}))
+
+
+@pytest.mark.parametrize(
+    "odd", [{"text": None}, {"error": "p0, p1"}, {"warnings": ["p1 was cut"]}, {"text": {"a": 1}}]
+)
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_choice_that_is_none_or_speaks_of_others_is_given_to_nobody(place: int, odd: dict[str, Any]) -> None:
+    calls = calls_for(COMPLETIONS, "prompt", ["p0", "p1"], max_tokens=5)
+    answer = complete(WIRE.merge(calls))
+    assert len(WIRE.split(calls, 200, orjson.dumps(answer))) == 2
+    answer["choices"][place].update(odd)
+    with pytest.raises(MergeMismatch):
+        WIRE.split(calls, 200, orjson.dumps(answer))
