@@ -17,7 +17,7 @@ PARALLEL := -n $(PYTEST_WORKERS) --dist loadfile --no-loadscope-reorder
 export PYTHONDONTWRITEBYTECODE :=
 # What `make unit` runs, and what it leaves to `make test`: whatever listens on sockets, starts processes or imports torch.
 UNIT  ?= tests
-HEAVY := backend benchmarks conformance e2e install proxy/admin proxy/app proxy/cli proxy/process proxy/workers
+HEAVY := backend benchmarks conformance deploy e2e install proxy/admin proxy/app proxy/cli proxy/process proxy/workers
 
 .DEFAULT_GOAL := help
 .PHONY: help run compile setup setup-run test unit kernels lint format types check constraints install-check peers docs dashboards dashboards-check console-check admin-fuzz clean

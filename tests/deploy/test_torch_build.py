@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import venv
 import zipfile
@@ -69,9 +70,9 @@ class TestDecision:
 class Environment:
     """A virtual environment of a user without any configuration, and what the two steps say and do in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, fresh: Path) -> None:
         self.folder = folder
-        venv.create(folder / "env", with_pip=True)
+        shutil.copytree(fresh, folder / "env", symlinks=True)
         self.python = folder / "env" / "bin" / "python"
         self.constraints = folder / "constraints.txt"
         self.constraints.write_text("torch==2.13.0\n")
@@ -90,9 +91,17 @@ class Environment:
         return subprocess.run([self.python, "-c", text], capture_output=True, text=True, check=True).stdout.strip()
 
 
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment to copy: putting pip into one takes seconds."""
+    folder = tmp_path_factory.mktemp("fresh") / "env"
+    venv.create(folder, with_pip=True)
+    return folder
+
+
 @pytest.fixture
-def environment(tmp_path: Path) -> Environment:
-    return Environment(tmp_path)
+def environment(tmp_path: Path, fresh: Path) -> Environment:
+    return Environment(tmp_path, fresh)
 
 
 def publish(folder: Path) -> Path:
