@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,7 @@ LONG = {
 MAX_LINES = 400
 
 
+@cache
 def imported_modules() -> dict[str, set[str]]:
     """For each of our modules those of ours that it imports, lazily and for types included."""
     files = {

@@ -227,6 +227,7 @@ def test_every_alert_has_a_firing_and_a_silent_case() -> None:
     "arguments", [("check", "rules", "rules.yml"), ("check", "config", "prometheus.yml"),
                   ("test", "rules", "rules_test.yml")], ids=["rules", "config", "alerts"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_promtool_accepts(arguments: tuple[str, ...]) -> None:
     done = subprocess.run(["promtool", *arguments], cwd=GRAFANA, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

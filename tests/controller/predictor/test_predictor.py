@@ -343,6 +343,7 @@ def test_history_only_forgets_the_learned_model() -> None:
     assert predictor.predict(model="m", text="x").source is not Source.BOOSTED
 
 
+@pytest.mark.slow
 def test_a_restored_model_is_followed_by_better_ones() -> None:
     """Outcomes of this run are all new to a model of the last one, however many that one had seen."""
     before, _ = trained()
@@ -387,6 +388,7 @@ def test_without_scikit_learn_it_keeps_to_history_and_says_so_once(
     assert predictor.calibration()["trainer"] is None
 
 
+@pytest.mark.slow
 def test_lengths_that_change_for_good_are_followed() -> None:
     predictor, clock = trained()
     traffic(predictor, clock, 300, rng=random.Random(13), factor=4.0)

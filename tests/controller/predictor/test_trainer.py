@@ -167,6 +167,7 @@ def outcome(job: Job, command: list[str] | None = None) -> LengthModel | Rejecte
     return training.result()
 
 
+@pytest.mark.slow
 def test_the_real_process_returns_a_model_that_answers_as_scikit_learn() -> None:
     result = outcome(job_of(400))
     assert isinstance(result, LengthModel), result
