@@ -206,7 +206,7 @@ class EngineCore:
                 self._end(request.id, FinishReason.ERROR, str(error), request.grammar_param)
 
     def _check_blocks(self, sequence: Sequence) -> None:
-        needed = self.scheduler.expected_blocks(sequence)
+        needed = self.scheduler.expected_blocks(sequence, sequence.forks)
         if self._options.admission == "guaranteed" and needed > self._pool.num_blocks:
             raise RequestRefused(
                 f"the request may need {needed} KV blocks and there are {self._pool.num_blocks}; "

@@ -66,14 +66,14 @@ class Executor:
             runner.load_blocks(saved.content, first, blocks)
 
     def _fork(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Sequence], torch.Tensor]:
-        """Give every choice of a request whose prompt is now computed a sequence and a row of logits of its own."""
+        """Give every choice that has a seat and its prompt computed a sequence and a row of logits of its own."""
         rows: list[int] = []
         choices: list[Sequence] = []
         for row, sequence in enumerate(sequences):
             family = [sequence]
             if sequence.forks > 1:
-                family = self._scheduler.fork(sequence)
-                self._requests.fork(family)
+                family, rest = self._scheduler.fork(sequence)
+                self._requests.fork(family if rest is None else [*family, rest])
             choices.extend(family)
             rows.extend([row] * len(family))
         return choices, logits[rows]

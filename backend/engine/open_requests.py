@@ -21,7 +21,7 @@ class OpenRequest:
     first: Sequence
     make_grammar: MakeGrammar | None = None
     sequences: set[Sequence] = field(default_factory=set)
-    """Those that are not over; until the prompt is computed, one stands for all."""
+    """Those that are not over; one stands for all choices that have not started."""
     completion_tokens: int = 0
 
 
@@ -73,7 +73,7 @@ class OpenRequests:
         opened, seed = self.of(first), self._choices[first].sampling.seed
         for child in children:
             opened.sequences.add(child)
-            self._choices[child] = self._make_choice(opened, child, seed + child.index)
+            self._choices[child] = self._make_choice(opened, child, seed + child.index - first.index)
 
     def leave(self, sequence: Sequence) -> OpenRequest:
         """Forget a sequence, and its request with the last one; returns the request."""

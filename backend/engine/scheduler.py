@@ -82,7 +82,7 @@ class Scheduler:
         return chain(self._waiting, self._prefilling, self._decoding)
 
     def add(self, sequence: Sequence) -> None:
-        """Queue a newcomer. It must fit: its `max_len` within the pool, its choices within the seats."""
+        """Queue a newcomer. Its `max_len` must fit into the pool."""
         sequence.key = self.policy.key(sequence.job)
         self._waiting.push(sequence)
 
@@ -130,17 +130,25 @@ class Scheduler:
                 self._decoding[sequence] = None
                 sequence.state = SequenceState.DECODING
 
-    def fork(self, sequence: Sequence) -> list[Sequence]:
-        """Split a sequence whose prompt is computed into its choices, itself first. They share all blocks."""
-        children = [sequence.fork(index) for index in range(1, sequence.forks)]
+    def fork(self, sequence: Sequence) -> tuple[list[Sequence], Sequence | None]:
+        """Split a sequence whose prompt is computed into as many choices as it has seats, itself first.
+
+        They share all blocks. The second is what stands for the choices without a seat, if there are any: it waits
+        as a newcomer under the same key, so that no later arrival takes a seat before it that could not before.
+        """
+        seats = sequence.seats
+        rest = sequence.rest(seats) if seats < sequence.forks else None
+        if rest is not None:
+            self._waiting.push(rest)
+        children = [sequence.fork(sequence.index + offset) for offset in range(1, seats)]
         for child in children:
             self.pool.share(child.blocks)
             self._decoding[child] = None
-        sequence.forks = 1
-        return [sequence, *children]
+        sequence.forks = sequence.seats = 1
+        return [sequence, *children], rest
 
-    def expected_blocks(self, sequence: Sequence) -> int:
-        """Blocks that all choices of `sequence` hold at the end, as far as the admission mode looks ahead.
+    def expected_blocks(self, sequence: Sequence, choices: int) -> int:
+        """Blocks that `choices` of `sequence` hold at the end, as far as the admission mode looks ahead.
 
         The prompt's full blocks are shared between the choices; everything after them is each choice's own.
         """
@@ -152,8 +160,8 @@ class Scheduler:
                 final = min(final, sequence.num_prompt_tokens + int(sequence.job.predicted_tokens or 0))
             final = max(known, final)
         size = self.pool.block_size
-        shared = sequence.num_prompt_tokens // size if sequence.forks > 1 else 0
-        return shared + (-(-final // size) - shared) * sequence.forks
+        shared = sequence.num_prompt_tokens // size if choices > 1 else 0
+        return shared + (-(-final // size) - shared) * choices
 
     def check_integrity(self) -> None:
         """Raise IntegrityError unless blocks, seats and published content are exactly as they should be."""
@@ -161,7 +169,7 @@ class Scheduler:
         self.pool.check_integrity(sequence.blocks for sequence in running)
         if any(sequence.blocks or sequence.num_computed_tokens for sequence in self._waiting):
             raise IntegrityError("a waiting sequence holds blocks")
-        if self._seats_taken != sum(sequence.forks for sequence in running):
+        if self._seats_taken != sum(sequence.seats for sequence in running):
             raise IntegrityError(f"{self._seats_taken} seats are taken by {len(running)} sequences")
         if self._offloaded != sum(s.saved.num_blocks for s in self._waiting if s.saved is not None):
             raise IntegrityError(f"{self._offloaded} blocks are saved, and not for those who wait")
@@ -233,7 +241,8 @@ class Scheduler:
             self._waiting.remove(sequence)
         else:
             del (self._decoding if sequence.state is SequenceState.DECODING else self._prefilling)[sequence]
-            self._seats_taken -= sequence.forks
+            self._seats_taken -= sequence.seats
+            sequence.seats = 0
         self.pool.release(sequence.blocks)
 
     def _drop_saved(self, sequence: Sequence) -> None:
@@ -257,7 +266,7 @@ class Scheduler:
             admitted = self._admit_next(promised, batch)
             if admitted is None:
                 return
-            promised += self.expected_blocks(admitted) - len(admitted.blocks)
+            promised += self.expected_blocks(admitted, admitted.seats) - len(admitted.blocks)
             budget -= self._add_chunk(batch, admitted, budget)
 
     def _add_chunk(self, batch: Batch, sequence: Sequence, budget: int) -> int:
@@ -270,8 +279,7 @@ class Scheduler:
         """Admit the first waiting sequence that fits, or none. `promised` blocks are spoken for."""
         passed: list[Sequence] = []
         for sequence in self._waiting.candidates():
-            seats = self._seats_taken + sequence.forks
-            if seats <= self.limits.max_num_seqs and self._admit(sequence, promised):
+            if self._seats_taken < self.limits.max_num_seqs and self._admit(sequence, promised):
                 self._restore(sequence, batch)
                 for other in passed:
                     other.passed_over += 1
@@ -283,7 +291,8 @@ class Scheduler:
         """Give `sequence` blocks for all its known tokens if they fit; what the cache has is not computed.
 
         The last known token is always computed, since its logits are what the step is for. All known tokens must
-        fit at once: a prefill that got half its blocks could wait for the other half while blocking everyone.
+        fit at once: a prefill that got half its blocks could wait for the other half while blocking everyone. Its
+        choices need not: it gets seats for as many as there is room for, one at least.
         """
         pool = self.pool
         hits: list[int] = []
@@ -292,11 +301,14 @@ class Scheduler:
             hits = pool.match(digests[: (len(sequence.tokens) - 1) // pool.block_size])
         fresh = -(-len(sequence.tokens) // pool.block_size) - len(hits)
         room = pool.available - sum(pool.is_cached(block) for block in hits)
+        reserve = 0
         if self.num_running:
-            growth = self.expected_blocks(sequence) - len(hits) - fresh
-            room -= promised + max(self.limits.watermark_blocks, growth)
-        if fresh > room:
+            room -= promised
+            growth = self.expected_blocks(sequence, 1) - len(hits) - fresh
+            reserve = max(self.limits.watermark_blocks, growth)
+        if fresh + reserve > room:
             return False
+        seats = self._seats_for(sequence, len(hits) + room)
         self._waiting.remove(sequence)
         pool.share(hits)
         sequence.blocks = hits + [pool.allocate() for _ in range(fresh)]
@@ -305,14 +317,25 @@ class Scheduler:
         sequence.state = SequenceState.PREFILLING
         if not sequence.admitted:
             sequence.admitted = True
-            sequence.num_cached_tokens = sequence.num_computed_tokens
-            if pool.prefix_cache:
-                self.prefix_queries += sequence.num_prompt_tokens
-                self.prefix_hits += sequence.num_cached_tokens
-            self.policy.dispatched(sequence.job)
-        self._seats_taken += sequence.forks
+            if sequence.index == 0:  # once per request
+                sequence.num_cached_tokens = sequence.num_computed_tokens
+                if pool.prefix_cache:
+                    self.prefix_queries += sequence.num_prompt_tokens
+                    self.prefix_hits += sequence.num_cached_tokens
+                self.policy.dispatched(sequence.job)
+        sequence.seats = seats
+        self._seats_taken += seats
         self._prefilling[sequence] = None
         return True
+
+    def _seats_for(self, sequence: Sequence, blocks: int) -> int:
+        """Return how many choices of `sequence` can start: as the free seats and `blocks` allow, one at least."""
+        seats = min(sequence.forks, self.limits.max_num_seqs - self._seats_taken)
+        if seats > 1:
+            one, two = self.expected_blocks(sequence, 1), self.expected_blocks(sequence, 2)
+            if two > one:
+                seats = min(seats, max(1, 1 + (blocks - one) // (two - one)))
+        return seats
 
     def _restore(self, sequence: Sequence, batch: Batch) -> None:
         """Put saved content back into the blocks of a sequence that was just admitted, where the cache has less."""
@@ -342,7 +365,7 @@ class Scheduler:
             sequence.blocks[index] = found[0]
             sequence.num_computed_tokens += size
             sequence.num_published = index + 1
-            if sequence.preemptions == 0:
+            if sequence.index == 0 and sequence.preemptions == 0:
                 sequence.num_cached_tokens += size
                 self.prefix_hits += size
 
@@ -351,7 +374,7 @@ class Scheduler:
         if self._admission == "optimistic":
             return 0
         return sum(
-            max(0, self.expected_blocks(sequence) - len(sequence.blocks))
+            max(0, self.expected_blocks(sequence, sequence.seats) - len(sequence.blocks))
             for sequence in chain(self._prefilling, self._decoding)
         )
 

@@ -61,7 +61,9 @@ class Sequence:
     stop_token_ids: frozenset[int] = frozenset()
     index: int = 0
     forks: int = 1
-    """Choices that still live in this one sequence: n until the prompt is computed, 1 afterwards."""
+    """Choices that still live in this one sequence, from `index` on: n until the prompt is computed, 1 afterwards."""
+    seats: int = 0
+    """How many of them may start when the prompt is computed; 0 while it waits."""
     key: float = 0.0
     """The policy's virtual deadline: smallest goes first, and loses its blocks last."""
     handle: Handle[Sequence] | None = None
@@ -84,7 +86,7 @@ class Sequence:
     admitted: bool = False
     """Whether it has ever left the waiting line."""
     started: bool = False
-    """Whether a step has ever computed any of it."""
+    """Whether a step has ever computed any of its request."""
     num_prompt_tokens: int = 0
 
     @classmethod
@@ -146,6 +148,7 @@ class Sequence:
             eos_token_ids=self.eos_token_ids,
             stop_token_ids=self.stop_token_ids,
             index=index,
+            seats=1,
             key=self.key,
             state=self.state,
             num_computed_tokens=self.num_computed_tokens,
@@ -154,5 +157,21 @@ class Sequence:
             num_published=self.num_published,
             preemptions=self.preemptions,
             admitted=True,
+            started=True,
+        )
+
+    def rest(self, seats: int) -> Sequence:
+        """Return what stands for the choices after the first `seats`, before it waits for the first time."""
+        return Sequence(
+            request=self.request,
+            job=self.job,
+            tokens=list(self.tokens),
+            max_len=self.max_len,
+            eos_token_ids=self.eos_token_ids,
+            stop_token_ids=self.stop_token_ids,
+            index=self.index + seats,
+            forks=self.forks - seats,
+            key=self.key,
+            digests=list(self.digests),
             started=True,
         )

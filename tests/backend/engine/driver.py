@@ -84,7 +84,7 @@ class Driver:
         self.scheduler.commit(plan)
         for row, sequence in enumerate(plan.sampled):
             token = int(logits[row].argmax())
-            for choice in self.scheduler.fork(sequence) if sequence.forks > 1 else [sequence]:
+            for choice in self.scheduler.fork(sequence)[0] if sequence.forks > 1 else [sequence]:
                 self._append(choice, token)
         self.scheduler.check_integrity()
         return True

@@ -166,7 +166,7 @@ def test_any_mix_in_a_barely_sufficient_pool_equals_solo_runs(
         while waiting and waiting[0][1][-1] <= step:
             number, (length, text, max_tokens, n, slack, _) = waiting.pop(0)
             added = driver.add(f"r{number}", prompt(length, text), max_tokens, n=n, slack=slack)
-            guaranteed &= driver.scheduler.expected_blocks(added) <= driver.pool.num_blocks
+            guaranteed &= driver.scheduler.expected_blocks(added, added.forks) <= driver.pool.num_blocks
         driver.step()
         step += 1
     driver.run()
