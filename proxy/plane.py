@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from controller.base import Controller
 from proxy.access.keys import Keyring
+from proxy.aside import Aside, Overdue
 from proxy.clock import Clock, Timer
 from proxy.config.certificates import fingerprint, renew, server_context
 from proxy.config.difference import keeps_controller, needs_new_pool
@@ -43,6 +44,7 @@ _LOG = logging.getLogger("trimtab")
 _DELAY_EVERY_S = 0.25
 _RETIRE_EVERY_S = 0.25
 _CUT_S = 0.25
+_LAST_SPANS_S = 10.0
 """When everything was cut off, handlers have this long to notice (the server takes 0 for no limit)."""
 _RETIRE_AFTER_S = 1.0
 """A request may have chosen its pool and not entered it yet; nothing takes longer over that than this."""
@@ -295,7 +297,10 @@ class DataPlane:
             pool.abort()
         await self.server.stop(patience_s=_CUT_S)
         if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
+            try:
+                await Aside("sending the last spans", _LAST_SPANS_S).run(self._tracing.close)
+            except Overdue as error:
+                _LOG.warning("%s: they are lost", error)
 
 
 def _tracing(config: Config) -> Tracing | None:

@@ -93,7 +93,7 @@ FLOORS = {
         ("config",),
         ("wire",),
         ("compiled",),
-        ("clock", "now", "trace"),
+        ("aside", "clock", "now", "trace"),
     ),
     "controller": (
         ("simulator",),

@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from controller.decision import Decision
 from controller.loop import PoolController
@@ -19,6 +19,7 @@ from proxy.admin.operator import Reloaded
 from proxy.admin.scheduled import ScheduledChanges
 from proxy.admin.server import AdminServer
 from proxy.admin.temporary import TemporaryChanges
+from proxy.aside import Aside, Overdue
 from proxy.clock import Clock, LoopClock
 from proxy.config.difference import compare
 from proxy.config.errors import ConfigError, Problem
@@ -34,6 +35,10 @@ from proxy.state.snapshot import restore, restored_config
 
 __all__ = ["Steering"]
 
+READING_S: Final = 10.0
+"""A configuration that has not been read by then is not: the old one stays."""
+_MOST_HANGING: Final = 8
+"""So many threads may hang in reading it; each reload begins anew, since what hung may have been put right."""
 _LOG = logging.getLogger("trimtab")
 _C = TypeVar("_C", bound=PoolController)
 _DECISIONS = logging.getLogger("trimtab.decisions")
@@ -51,6 +56,7 @@ class Steering(ABC):
         self.generation = 1
         self._reread = reread
         self._reloading = asyncio.Lock()
+        self._reading = Aside("reading the configuration", READING_S, _MOST_HANGING)
         self.traffic = Traffic(metrics)
         self._journal = JournalFile.of(config.log)
         self.keeper = Keeper(config.state, self.traffic, lambda: self.pools.values(), clock)
@@ -82,12 +88,15 @@ class Steering(ABC):
         """Read the configuration again. Raises ConfigError, and keeps the old one, when it is not valid."""
         async with self._reloading:
             try:
-                config = await asyncio.to_thread(self._reread)
+                config = await self._reading.run(self._reread)
                 difference = compare(self.config, config)
                 await self.apply(config)
             except ConfigError:
                 self.metrics.reloaded(ok=False)
                 raise
+            except Overdue as error:
+                self.metrics.reloaded(ok=False)
+                raise ConfigError([Problem("", "", f"{error}; is it on a mount that hangs, or a pipe?")]) from error
             except ValueError as error:
                 self.metrics.reloaded(ok=False)
                 raise ConfigError([Problem("", "", str(error))]) from error

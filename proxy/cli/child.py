@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from proxy.aside import Aside
+
 __all__ = ["Child", "ChildFailed"]
 
 _PR_SET_PDEATHSIG = 1
@@ -50,7 +52,7 @@ class Child:
         self._events: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
         # A thread waits for the end: asyncio's own `wait` also waits for the pipes, which a grandchild may hold open.
-        self._ended: asyncio.Task[int] = asyncio.create_task(asyncio.to_thread(process.wait))
+        self._ended: asyncio.Task[int] = asyncio.create_task(Aside("waiting for a child", None).run(process.wait))
         self._readers = (
             asyncio.create_task(self._follow_stdout(stdout)),
             asyncio.create_task(self._follow_stderr(stderr)),

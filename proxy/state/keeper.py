@@ -8,10 +8,12 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from controller.decision import Decision
+from proxy.aside import Aside, Overdue
 from proxy.clock import Clock
 from proxy.config.model import StateConfig
 from proxy.dispatch.lengths import Lengths
@@ -28,6 +30,8 @@ _UNWRITTEN = 10_000
 """Decisions that wait for a disk to have room; older ones are only in the log then."""
 _PLANS = "/plans"
 """Where the changes to come are kept; no pool can have that name."""
+FILE_S: Final = 10.0
+"""A disk that has not answered by then hangs."""
 PREDICTOR_EVERY_S = 300.0
 """Between two savings of what predictors have learned; also on shutdown."""
 
@@ -56,6 +60,7 @@ class Keeper:
         self._unwritten: deque[dict[str, Any]] = deque(maxlen=_UNWRITTEN)
         self._task: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
+        self._file = Aside(f"state.path: {config.path}: reading or writing it", FILE_S)
         self._predictors: Callable[[], Mapping[str, Lengths]] = dict
         self._predictors_due = clock.now() + PREDICTOR_EVERY_S
 
@@ -130,7 +135,7 @@ class Keeper:
             return list(self._audit)[:limit]
         await self.save()
         try:
-            found = await asyncio.to_thread(self._store.audit, limit)
+            found = await self._file.run(partial(self._store.audit, limit))
         except OSError as error:
             _LOG.error("the audit log in %s cannot be read: %s", self._store.path, error)
             return list(self._audit)[:limit]
@@ -147,7 +152,7 @@ class Keeper:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Save for the last time."""
+        """Save for the last time, unless the disk hangs: nobody waits for that longer than `FILE_S`."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -155,7 +160,7 @@ class Keeper:
             self._task = None
             self._predictors_due = 0.0
             await self.save()
-        if self._store is not None:
+        if self._store is not None and not self._file.hangs:
             self._store.close()
 
     async def save(self) -> None:
@@ -170,20 +175,40 @@ class Keeper:
         }
         states[_PLANS] = dict(self._plans())
         async with self._writing:
-            if self._trouble is not None and not await asyncio.to_thread(self._prepare, store):
+            try:
+                if self._trouble is not None and not await self._file.run(partial(self._prepare, store)):
+                    return
+            except Overdue as error:
+                self._failed(str(error))
                 return
             entries = list(self._unwritten)
             self._unwritten.clear()
             try:
-                await asyncio.to_thread(_write, store, states, entries)
+                await self._file.run(partial(_write, store, states, entries))
+            except Overdue as error:
+                self._put_back_unless_written(entries, error)
+                self._failed(str(error))
+                return
             except OSError as error:
-                self._unwritten = deque([*entries, *self._unwritten], maxlen=_UNWRITTEN)
+                self._put_back(entries)
                 self._failed(f"state.path: {store.path}: {error}")
                 return
             self._went_well()
             if now >= self._predictors_due:
                 self._predictors_due = now + PREDICTOR_EVERY_S
                 await self._save_predictors(store)
+
+    def _put_back(self, entries: list[dict[str, Any]]) -> None:
+        self._unwritten = deque([*entries, *self._unwritten], maxlen=_UNWRITTEN)
+
+    def _put_back_unless_written(self, entries: list[dict[str, Any]], late: Overdue) -> None:
+        """Put back what is still being written only once that has failed: it must not be there twice."""
+        if late.outcome is None:
+            self._put_back(entries)
+            return
+        late.outcome.add_done_callback(
+            lambda outcome: self._put_back(entries) if outcome.cancelled() or outcome.exception() else None
+        )
 
     async def _save_predictors(self, store: Store) -> None:
         """Write down what predictors have learned: megabytes, so seldom, and put together a piece at a time."""
@@ -194,7 +219,7 @@ class Keeper:
                 if len(lines) % 4 == 0:
                     await asyncio.sleep(0)
             try:
-                await asyncio.to_thread(store.save_predictor, pool, "\n".join(lines))
+                await self._file.run(partial(store.save_predictor, pool, "\n".join(lines)))
             except OSError as error:
                 _LOG.error("what the predictor of pool %s has learned was not saved: %s", pool, error)
 

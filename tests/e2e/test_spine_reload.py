@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -95,3 +96,16 @@ async def test_a_broken_file_changes_nothing_and_says_so(tmp_path: Path, mocks: 
         write(file, mocks[0], "slo: {e2e_ms: 50000}\n")
         await asyncio.to_thread(by_admin_api, running)
         assert running.pool()["slo"]["e2e_ms"] == 50000.0, "a repaired file is taken"
+
+
+def test_it_ends_while_a_reload_hangs_in_reading_a_pipe(tmp_path: Path, mocks: tuple[str, str]) -> None:
+    file = tmp_path / "trimtab.yaml"
+    write(file, mocks[0])
+    with Trimtab.serve(tmp_path) as running:
+        threads = f"/proc/{running.process.pid}/task"
+        file.unlink()
+        os.mkfifo(file)
+        before = len(os.listdir(threads))
+        running.hang_up()
+        eventually(lambda: len(os.listdir(threads)) > before)
+        assert running.stop() == 0
