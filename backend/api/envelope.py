@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,9 @@ from backend.api.service import Service
 from backend.engine.request import GenerationRequest, SamplingParams
 
 __all__ = ["Envelope", "read_envelope"]
+
+_DECIMAL: Final = re.compile(r"[ \t]*[0-9]{1,15}(?:\.[0-9]{1,30})?[ \t]*")
+"""A number as people write it. Python's own reading takes underscores, exponents, names and other scripts' digits."""
 
 REFUSED: Final[Mapping[str, tuple[tuple[Any, ...], str]]] = {
     "use_beam_search": ((False,), "the engine samples, it does not search."),
@@ -63,10 +67,7 @@ def _header_number(headers: Mapping[str, str], name: str, high: float) -> float 
     text = headers.get(name)
     if text is None:
         return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = float(text) if _DECIMAL.fullmatch(text) else math.nan
     if not 0 <= value <= high:
         raise InvalidRequest(
             f"The header '{name}' must be a number between 0 and {high:g}, but it is {text[:64]!r}.",

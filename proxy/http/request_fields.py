@@ -5,6 +5,7 @@ One pass over the raw fields. Order, spelling and duplicates of what is passed o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Final
 
@@ -25,6 +26,9 @@ from proxy.http.fields import (
 from proxy.outcome import BadInput, Refused
 
 __all__ = ["RequestFields"]
+
+_DECIMAL: Final = re.compile(rb"[ \t]*[0-9]{1,12}(?:\.[0-9]{1,30})?[ \t]*")
+"""A number as people write it. Python's own reading takes underscores, exponents and names as well."""
 
 # RFC 9110 section 7.6.1: fields that speak about one connection, whether or not Connection names them; then
 # fields that are written anew for the next hop; then fields whose values we need.
@@ -187,15 +191,12 @@ class RequestFields:
         return b"json" in self._noted.get(b"content-type", b"json").lower()
 
     def positive_number(self, name: bytes) -> float | None:
-        """Return the same as a number above 0; None when it is absent or no such number."""
+        """Return the same as a number above 0, in digits and perhaps a fraction; None when it is absent or none."""
         value = self._noted.get(name)
-        if value is None:
+        if value is None or _DECIMAL.fullmatch(value) is None:
             return None
-        try:
-            number = float(value)
-        except ValueError:
-            return None
-        return number if 0.0 < number < 1e12 else None
+        number = float(value)
+        return number if number > 0.0 else None
 
     def check_patience(self) -> None:
         """Refuse a patience that is none; it would wait much longer than its caller. Raises Refused."""

@@ -327,6 +327,8 @@ async def test_without_the_grammar_extra_the_answer_names_it(
         ("x-trimtab-class-slack-ms", "1e300"),
         ("x-trimtab-predicted-tokens", "many"),
         ("x-trimtab-predicted-tokens", "inf"),
+        ("x-trimtab-predicted-tokens", "1_0"),
+        ("x-trimtab-predicted-tokens", "1e1"),
     ],
 )
 async def test_malformed_hint_header_is_named(worker: Worker, name: str, value: str) -> None:

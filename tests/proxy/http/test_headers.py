@@ -58,6 +58,20 @@ def test_numbers_from_callers_are_positive_and_finite_or_nothing() -> None:
         (b"nan", None),
         (b"inf", None),
         (b"x", None),
+        (b"0.0", None),
+        (b"999999999999.5", 999999999999.5),
+        (b"1000000000000", None),
+        (b"1_0", None),
+        (b"1e3", None),
+        (b"+5", None),
+        (b"5.", None),
+        (b".5", None),
+        (b"0x10", None),
+        (b"5 5", None),
+        (b"5\n", None),
+        (b"", None),
+        ("٥".encode(), None),
+        (b"\xb2", None),
     ):
         assert RequestFields([(b"x-trimtab-timeout-ms", text)]).positive_number(b"x-trimtab-timeout-ms") == number
 
