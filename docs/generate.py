@@ -81,11 +81,11 @@ pools:
 **Secrets.** `${NAME}` in the file is replaced by the environment variable, `${NAME:-default}` gives a default, `$$`
 is a dollar sign. Secrets are never printed.
 
-**Reload.** `SIGHUP`, or `POST /admin/v1/reload`, reads everything again. A configuration that is not valid changes
-nothing. Pools and keys follow at once, and requests finish on the pool they started on; `listen`, `admin`, `limits`
-and `trust_headers` need a restart. Where only `slo`, `law`, `law_options` or `fallback` changed, the controller goes
-on with what it has learned; the predictor of answer lengths always does. What an operator set through the admin API
-stays, unless the same key changed in the file.
+**Reload.** `SIGHUP`, or `POST /admin/v1/reload`, reads everything again. A configuration that is not valid, or not
+read within ten seconds, changes nothing. Pools and keys follow at once, and requests finish on the pool they
+started on; `listen`, `admin`, `limits` and `trust_headers` need a restart. Where only `slo`, `law`, `law_options`
+or `fallback` changed, the controller goes on with what it has learned; the predictor of answer lengths always does.
+What an operator set through the admin API stays, unless the same key changed in the file.
 
 Units are in the names: `_ms`, `_s`, `_bytes`, `_tokens`.
 

@@ -10,9 +10,10 @@ import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from proxy.admin.steering import Steering
 from proxy.app import Proxy
@@ -25,16 +26,34 @@ __all__ = ["ExitSignals", "calm_collector", "reload", "run_loop", "serve"]
 
 _LOG = logging.getLogger("trimtab")
 _T = TypeVar("_T")
+_CLOSING_S: Final = 3.0
 
 
 def run_loop(main: Coroutine[Any, Any, _T]) -> _T:
-    """Run `main` to its end, on uvloop where there is one."""
+    """Run `main` to its end, on uvloop where there is one; its result, where that is a number, is an exit code."""
     if sys.platform == "win32":
         return asyncio.run(main)
     import uvloop
 
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(main)
+    code = 1
+    with contextlib.ExitStack() as last, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            result = runner.run(main)
+            code = result if isinstance(result, int) else 0
+        finally:
+            # To close the loop is to wait for its threads: a name server may keep them for half a minute.
+            leaving = threading.Timer(_CLOSING_S, _leave, (code,))
+            leaving.daemon = True
+            leaving.start()
+            last.callback(leaving.cancel)
+    return result
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process although threads of its loop are at work: everything that matters has been closed."""
+    _LOG.warning("a look-up or another piece of blocking work does not end; it is not waited for")
+    logging.shutdown()
+    os._exit(code)
 
 
 class ExitSignals:
