@@ -21,7 +21,7 @@ __all__ = ["HOLDER", "actor_of", "integer", "moment", "read_body", "require_matc
 _BODY_S = 10.0
 _S = TypeVar("_S", bound=Section)
 _JSON = frozenset({"application/json", "application/merge-patch+json"})
-_DECIMAL = re.compile(r"^[0-9]{1,12}(\.[0-9]{1,9})?$")
+_DECIMAL = re.compile(r"[0-9]{1,12}(\.[0-9]{1,9})?")
 HOLDER = web.RequestKey("holder", str)
 """Where a request keeps the name of the token it came with."""
 _ACTOR = re.compile(r"^[A-Za-z0-9][A-Za-z0-9@._+-]{0,63}$")
@@ -73,7 +73,7 @@ def seconds(request: web.Request, name: str, low: float, high: float) -> float |
         return None
     accepted = f"a number from {low:g} to {high:g} (seconds)"
     text = values[0]
-    if len(values) == 1 and _DECIMAL.match(text) and low <= float(text) <= high:
+    if len(values) == 1 and _DECIMAL.fullmatch(text) and low <= float(text) <= high:
         return float(text)
     raise field_error(name, f"got {text[:40]!r}; accepted: {accepted}", accepted=accepted)
 
@@ -90,7 +90,7 @@ def moment(request: web.Request, name: str, wall: float, most_ahead_s: float) ->
     text = values[0]
     found: float | None = None
     if len(values) == 1 and len(text) <= 40:
-        if _DECIMAL.match(text):
+        if _DECIMAL.fullmatch(text):
             found = float(text)
         else:
             with contextlib.suppress(ValueError, OverflowError):

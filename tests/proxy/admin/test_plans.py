@@ -82,6 +82,9 @@ async def test_a_time_may_be_written_for_people(api: TestClient) -> None:
         {"until": NOW - 1},
         {"at": NOW + 60, "until": NOW + 50},
         {"until": NOW + 60, "for_s": 60},
+        {"for_s": "60\n"},
+        {"for_s": "6_0"},
+        {"for_s": "٦٠"},
     ],
     ids=str,
 )
