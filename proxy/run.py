@@ -19,6 +19,7 @@ from proxy.admin.steering import Steering
 from proxy.app import Proxy
 from proxy.config.errors import ConfigError
 from proxy.config.model import Config
+from proxy.process.allocator import return_large_blocks
 from proxy.process.notify import Notifier
 from proxy.process.watchdog import Watchdog
 
@@ -125,6 +126,7 @@ async def serve(
     try:
         await proxy.start(data, admin)
         calm_collector()
+        return_large_blocks()
         watchdog.start()
         started(proxy)
         notifier.say("READY=1")

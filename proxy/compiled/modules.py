@@ -88,6 +88,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "proxy.http": (
         "fields",
+        "gathered",
         "heads",
         "held",
         "incoming",

@@ -11,6 +11,7 @@ from typing import Any, Final
 from aiohttp import HttpVersion10, HttpVersion11
 from aiohttp.web_protocol import PayloadAccessError
 
+from proxy.http.gathered import Gathered
 from proxy.http.held import Held
 from proxy.http.request_fields import RequestFields
 from proxy.http.target import has_dot_segments, is_authority, matched_path, same_authority
@@ -332,19 +333,17 @@ class Incoming:
         length = self.length
         if length is not None and length > limit:
             raise Refused(BodyTooLarge(limit))
-        parts: list[bytes] = []
-        size = 0
+        parts = Gathered()
         async for piece in pieces(self, limits.body_timeout_s, limits.min_rate_bytes):
-            size += len(piece)
-            if size > limit:
+            if parts.size + len(piece) > limit:
                 raise Refused(BodyTooLarge(limit))
             hold(len(piece))
-            parts.append(piece)
-        if size < _JOINED_APART:
-            return b"".join(parts)
+            parts.add(piece)
+        if parts.size < _JOINED_APART:
+            return parts.joined()
         async with joining:
             # Copying megabytes takes its time, for which this gives up the interpreter's lock.
-            return await asyncio.to_thread(b"".join, parts)
+            return await asyncio.to_thread(parts.joined)
 
     async def await_body(self, limits: Limits, book: Held, joining: asyncio.Lock) -> bytes:
         """Read the whole body, count it as held, and leave it to be read again. Raises Refused."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
+from proxy.http.gathered import Gathered
 from proxy.http.incoming import Incoming
 from proxy.http.upload import Begun, pieces
 from proxy.outcome import BadInput, BodyTooLarge, NoRoute, Refused
@@ -180,16 +181,14 @@ async def _in_parts(service: Service, incoming: Incoming, kind: str) -> list[Nam
         body = await incoming.await_body(limits, service.held, service.joining)
         named = in_part(kind, body, whole=True)
         return [] if named is None else [named]
-    parts: list[bytes] = []
-    size = 0
+    parts = Gathered()
     window = b""
     named = None
     rest = pieces(incoming, limits.body_timeout_s, limits.min_rate_bytes)
     async for piece in rest:
         incoming.hold(service.held, len(piece))
-        parts.append(piece)
-        size += len(piece)
-        if size > limits.max_body_bytes:
+        parts.add(piece)
+        if parts.size > limits.max_body_bytes:
             raise Refused(BodyTooLarge(limits.max_body_bytes))
         window = window[-LOOK_BACK:] + piece
         named = in_part(kind, window)
@@ -198,9 +197,9 @@ async def _in_parts(service: Service, incoming: Incoming, kind: str) -> list[Nam
     else:
         named = in_part(kind, window, whole=True)
     async with service.joining:
-        first = b"".join(parts) if size < _COPIED_APART else await asyncio.to_thread(b"".join, parts)
+        first = parts.joined() if parts.size < _COPIED_APART else await asyncio.to_thread(parts.joined)
     incoming.begun = Begun(first, rest, Repeats())
     if named is None:
         return []
-    before = size - len(window)
+    before = parts.size - len(window)
     return [Named(named.name, named.place, named.start + before, named.end + before)]

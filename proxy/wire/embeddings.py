@@ -28,7 +28,6 @@ def split_embeddings(calls: Sequence[Call], status: int, body: bytes) -> list[Re
     envelope, vectors = cut_vectors(body)
     check_shared(envelope, SERVER_FIELDS)
     results = by_index(envelope.get("data"), sum([call.items for call in calls]))
-    _check_rows(results, vectors)
     billed = "usage" in envelope
     bills = split_usage(envelope.pop("usage", None), [call.prompt_tokens for call in calls])
     envelope["data"] = _GAP
@@ -69,17 +68,11 @@ def is_embeddings(body: bytes, count: int) -> bool:
     )
 
 
-def _check_rows(results: list[dict[str, Any]], vectors: list[bytes]) -> None:
-    """Raise MergeMismatch unless all results are embeddings of one kind and size, with nothing told beside them."""
-    kinds: set[str] = set()
-    for result in results:
-        kinds.add(_kind(result.get("embedding"), vectors))
-        if result.get("object", "embedding") != "embedding":
-            raise MergeMismatch("a result is no embedding")
-        if len(result) > 2:
-            check_shared(result, _MEMBERS)
-    if len(kinds) > 1:
-        raise MergeMismatch(f"the embeddings are of several kinds: {', '.join(sorted(kinds)[:4])}")
+def _check(result: dict[str, Any]) -> None:
+    """Raise MergeMismatch where a result says that it is something else, or more than an embedding says."""
+    if result.get("object", "embedding") != "embedding":
+        raise MergeMismatch("a result is no embedding")
+    check_shared(result, _MEMBERS)
 
 
 def _kind(embedding: Any, vectors: list[bytes]) -> str:
@@ -144,17 +137,25 @@ def _is_spaced_member(before: bytes) -> bool:
 
 
 class _Rows:
-    """Writes results: by filling in the form of the first where they are like it, else in full."""
+    """Writes results: by filling in the form of the first where they are like it, else in full.
 
-    __slots__ = ("_around", "_fixed", "_form", "_has_form", "_index_first", "_vectors")
+    Raises MergeMismatch unless all are embeddings of one kind and size, with nothing told beside them.
+    """
+
+    __slots__ = ("_around", "_commas", "_fixed", "_form", "_has_form", "_index_first", "_kind", "_vectors")
 
     def __init__(self, results: Sequence[dict[str, Any]], vectors: list[bytes]) -> None:
         first = results[0]
         names = list(first)
         self._vectors = vectors
         self._fixed = [(name, value) for name, value in first.items() if name not in ("index", "embedding")]
+        self._kind = _kind(first.get("embedding"), vectors)
+        _check(first)
+        self._commas = 0
         self._has_form = len(vectors) == len(results) and all(type(value) is str for _, value in self._fixed)
         self._index_first = self._has_form and names.index("index") < names.index("embedding")
+        if self._has_form:
+            self._commas = vectors[first["embedding"]].count(b",")
         self._form = orjson.dumps({**first, "index": _GAP, "embedding": _GAP}).split(b"\0") if self._has_form else []
         self._around: list[tuple[bytes, bytes]] = []
         """What stands before and after the vector of a result, by its index."""
@@ -162,6 +163,10 @@ class _Rows:
     def write(self, pieces: list[bytes], result: dict[str, Any], index: int) -> None:
         """Add `result` as the one at `index` of its caller's, after a comma where it is not the first."""
         if not self._fits(result):
+            kind = _kind(result.get("embedding"), self._vectors)
+            if kind != self._kind:
+                raise MergeMismatch(f"the embeddings are of several kinds: {self._kind}, {kind}")
+            _check(result)
             result["index"] = index
             if self._vectors and type(result.get("embedding")) is int:
                 result["embedding"] = orjson.Fragment(b"[%b]" % self._vectors[result["embedding"]])
@@ -169,9 +174,11 @@ class _Rows:
             return
         if index == len(self._around):
             self._around.append(self._filled_in(index))
-        around = self._around[index]
+        around, vector = self._around[index], self._vectors[result["embedding"]]
+        if vector.count(b",") != self._commas:
+            raise MergeMismatch(f"the embeddings are of several kinds: {self._kind}, a vector of another length")
         pieces.append(around[0])
-        pieces.append(self._vectors[result["embedding"]])
+        pieces.append(vector)
         pieces.append(around[1])
 
     def _fits(self, result: dict[str, Any]) -> bool:

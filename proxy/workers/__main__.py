@@ -10,10 +10,12 @@ from proxy.compiled import activate
 def _main(line: int, listening: int) -> None:
     activate()
     # Not at the top: what is imported from here on may be compiled.
+    from proxy.process.allocator import return_large_blocks
     from proxy.run import calm_collector, run_loop
     from proxy.workers.worker import main
 
     calm_collector()
+    return_large_blocks()
     run_loop(main(line, listening))
 
 
