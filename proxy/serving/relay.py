@@ -175,7 +175,6 @@ class Relay:
         tap = self._ticket.tap
         if tap is None or not exchange.until_close or not exchange.fields.is_event_stream or exchange.fields.encoded:
             return False
-        tap.over()
         return misses_end(tap, marked=self._marked, usual=False, until_close=True)
 
     def _break(self, exchange: Exchange) -> None:

@@ -54,7 +54,8 @@ class Verdicts:
         call, wire = outgoing.call, outgoing.wire
         assert call is not None
         assert wire is not None
-        tap.over()
+        if not exchange.until_close:
+            tap.over()
         if tap.suspects and (fault := judge_tap(wire, call, tap)) is not None:
             return fault
         marks, mark = endpoint.marks, outgoing.mark()

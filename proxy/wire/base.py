@@ -240,7 +240,7 @@ class Tap:
         return True
 
     def over(self) -> None:
-        """Nothing more comes: take the last event although nothing ends it, if it is plainly whole."""
+        """The framing says that this was all: the last event counts if it is plainly whole."""
 
     def finished(self) -> bool:
         """Whether the protocol's own terminal marker has passed, where there is one."""

@@ -65,7 +65,7 @@ class SseTap(Tap):
         return not self._size and not self._cr
 
     def over(self) -> None:
-        """Look at a last event that no blank line ends, if it is an end mark or a whole document."""
+        """Look at a last event that no blank line ends, if it is an end mark or a document."""
         size = self._size
         if 0 < size <= MAX_EVENT:
             event = bytes(self._partial).rstrip(b"\n")

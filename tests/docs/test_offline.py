@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from controller.journal import JournaledController
 from controller.load import Load
+from controller.loop import PoolController
 from controller.setpoints import Bounds, Setpoints
 from controller.slo import SLO
 from proxy.compiled import is_active
@@ -55,8 +55,8 @@ def folder(tmp_path: Path) -> Path:
     lines = [json.dumps({"arrival": 10.0 + n, "prompt_tokens": 50, "output_tokens": 40}) for n in range(30)]
     (tmp_path / "access.log").write_text("\n".join(lines) + "\n")
     journal: list[str] = []
-    pool = JournaledController(
-        "pool", write=journal.append, slo=SLO(e2e_s=6.0), law="deadline", mode="merge",
+    pool = PoolController(
+        "pool", journal=journal.append, slo=SLO(e2e_s=6.0), law="deadline", mode="merge",
         setpoints=Setpoints(8, 0.0), bounds=Bounds(1, 32), now=0.0,
     )  # fmt: skip
     pool.admit(job(1.0), 1.0, Load())

@@ -128,7 +128,8 @@ async def statuses_beside_one(rig: Rig, talker: Talker) -> list[int]:
 
     def forecast_s(tokens: float) -> float:
         job = Job("", now, prompt_tokens=12, predicted_tokens_p90=tokens)
-        forecast = pool.controller.dispatcher.upstream.forecast(job, 16, now, pool.load(now))
+        dispatcher = pool.controller.dispatcher
+        forecast = dispatcher.upstream.forecast(job, 16, now, pool.load(now), dispatcher.promises, (), form=False)
         assert forecast is not None
         return forecast.done_s
 
