@@ -137,7 +137,7 @@ async def _serve() -> None:
                     while (size := int((await reader.readuntil(b"\n")).split(b";")[0], 16)) > 0:
                         await reader.readexactly(size + 2)
                     await reader.readuntil(b"\r\n")
-                left = int(head.partition(b"content-length: ")[2].partition(b"\r")[0] or 0)
+                left = int(head.partition(b"\r\ncontent-length: ")[2].partition(b"\r")[0] or 0)
                 while left > 0:
                     piece = await reader.read(min(left, 1 << 20))
                     if not piece:
