@@ -191,7 +191,10 @@ async def _in_parts(service: Service, incoming: Incoming, kind: str) -> list[Nam
         if parts.size > limits.max_body_bytes:
             raise Refused(BodyTooLarge(limits.max_body_bytes))
         window = window[-LOOK_BACK:] + piece
-        named = in_part(kind, window)
+        # A piece may hold thousands of parts: one piece of one body between two turns of the loop.
+        async with service.skimming:
+            named = in_part(kind, window)
+            await asyncio.sleep(0)
         if named is not None:
             break
     else:
